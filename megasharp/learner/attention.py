@@ -116,7 +116,7 @@ def attend(
     and in float32.
     """
     if flash_varlen.supports(query):
-        varlen = rows.varlen_plan(window)
+        varlen = rows.varlen_plans(window)
         return flash_varlen.varlen_attention(query, key, value, varlen, scale, rows.exchange).flatten(1)
     if rows.exchange is not None:
         key, value = all_rows(key, rows.exchange), all_rows(value, rows.exchange)

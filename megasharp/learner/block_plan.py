@@ -3,12 +3,15 @@
 A run that continues a shared prompt sees the prompt's rows too (`records.Segments`). In a layer with a window a query
 sees only so many positions, its own included; there runs are cut into spans of at most a window, so that cost and
 memory grow with length x window. `Spans` also serve the plans of flash attention (`flash_varlen`).
+
+A response window is another mask, that of DLC's memory network: a query sees all of the prompt and, of its own run, the
+last rows. A run without a prefix is a prompt, and sees all of itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -41,6 +44,22 @@ class Spans:
         missing = self.run_start[span] - row
         return torch.where(missing > 0, self.prefix_end[span] - missing, row)
 
+    def recent(self, window: int) -> Spans:
+        """Leave, of the rows before each span, all of its prefix and the last `window` - 1 of its own run.
+
+        A run without a prefix is its own prefix. `self` must see all rows before it.
+        """
+        own_end = self.start + self.length
+        prompt = self.run_start == self.start - self.before
+        run_start = torch.where(prompt, own_end, torch.maximum(self.run_start, self.start - (window - 1)))
+        hidden = torch.where(prompt, 0, run_start - self.run_start)
+        return replace(
+            self,
+            before=self.before - hidden,
+            run_start=run_start,
+            prefix_end=torch.where(prompt, own_end, self.prefix_end),
+        )
+
     def within(self, bounds: Iterable[tuple[int, int]], window: int | None) -> Spans:
         """Cut the spans to the queries from row `first` to before row `end` of each of the bounds, in their order."""
         parts = []
@@ -65,25 +84,31 @@ def prefix_length(segments: Segments) -> Tensor:
     return torch.where(segments.prefix >= 0, lengths, 0)
 
 
+def longest_response(segments: Segments) -> int:
+    """Return the most rows of a run with a prefix; 0 without one."""
+    return int(torch.where(segments.prefix >= 0, segments.length, 0).max())
+
+
 def longest_context(segments: Segments) -> int:
     """Return the most positions that any row can see, its own included."""
     return int((segments.length + prefix_length(segments)).max())
 
 
-def spans_of(segments: Segments, window: int | None, step: int | None = None) -> Spans:
-    """Return every run, whole or cut from its start into spans of `step` rows, the last one shorter.
+def spans_of(segments: Segments, window: int | None, step: Tensor | None = None) -> Spans:
+    """Return every run, whole or cut from its start into spans of its `step` rows ([runs]), the last one shorter.
 
     `window`: positions that a query of the layer sees, its own included; None sees all.
     """
-    counts = torch.ones_like(segments.length) if step is None else -(-segments.length // step)
+    step = segments.length.clamp(min=1) if step is None else step
+    counts = (-(-segments.length // step)).clamp(min=1)
     run = torch.repeat_interleave(counts)
     # Rows of the run before each of its spans.
-    skipped = (torch.arange(run.numel()) - (counts.cumsum(0) - counts)[run]) * (step or 0)
+    skipped = (torch.arange(run.numel()) - (counts.cumsum(0) - counts)[run]) * step[run]
     prefix = segments.prefix[run].clamp(min=0)
     length, before = segments.length[run] - skipped, prefix_length(segments)[run] + skipped
     return Spans(
         start=segments.start[run] + skipped,
-        length=length if step is None else length.clamp(max=step),
+        length=torch.minimum(length, step[run]),
         before=before if window is None else before.clamp(max=window - 1),
         run_start=segments.start[run],
         prefix_end=segments.start[prefix] + segments.length[prefix],
@@ -122,22 +147,45 @@ def full_plan(segments: Segments, num_rows: int) -> AttentionPlan:
 
 def windowed_plan(segments: Segments, num_rows: int, window: int) -> AttentionPlan:
     """Plan attention where a query sees `window` positions, its own included (arXiv 2310.06825, section 2)."""
-    spans = spans_of(segments, window, step=window)
+    spans = spans_of(segments, window, torch.full_like(segments.length, window))
     return _plan((_windowed_block(spans.select(similar), window) for similar in _similar_spans(spans)), num_rows)
 
 
-def cut_plan(segments: Segments, window: int | None, cut: ContextCut) -> AttentionPlan:
+def response_plan(segments: Segments, num_rows: int, window: int) -> AttentionPlan:
+    """Plan attention where a query sees its prefix and the last `window` rows of its own run; see the module's text."""
+    spans = spans_of(segments, None, _response_step(segments, window)).recent(window)
+    blocks = (_windowed_block(spans.select(similar), window, of_response=True) for similar in _similar_spans(spans))
+    return _plan(blocks, num_rows)
+
+
+def _response_step(segments: Segments, window: int) -> Tensor:
+    """Return the rows of each run's spans: of a prompt all, else so many that few gather the prefix again."""
+    before = prefix_length(segments)
+    return torch.where(segments.prefix < 0, segments.length, before.clamp(min=window))
+
+
+def cut_plan(
+    segments: Segments, window: int | None, cut: ContextCut, response_window: int | None = None
+) -> AttentionPlan:
     """Plan the queries that a context-parallel rank holds, by numbers of its own rows; keys are all ranks' joined."""
-    reach = longest_context(segments) if window is None else window
-    spans = spans_of(segments, window, step=window).within(cut.bounds, window)
+    if response_window is None:
+        reach = longest_context(segments) if window is None else window
+        step = None if window is None else torch.full_like(segments.length, window)
+        spans = spans_of(segments, window, step).within(cut.bounds, window)
+    else:
+        reach = response_window
+        whole = spans_of(segments, None, _response_step(segments, reach))
+        spans = whole.within(cut.bounds, None).recent(reach)
     # A held row's number among the rank's own rows, and every row's among the keys, which are joined in ranks' order.
-    local_P, places_P = torch.zeros(cut.rows, dtype=torch.int64), cut.places()
-    local_P[cut.held()] = torch.arange(cut.rows // cut.size)
+    local_P, places_P = cut.own_places(), cut.places()
 
     def renumbered(block: Block, valid_BQ: Tensor) -> tuple[Block, Tensor]:
         return Block(local_P[block.query_BQ], places_P[block.key_BK], block.mask_BQK), valid_BQ
 
-    blocks = (renumbered(*_windowed_block(spans.select(similar), reach)) for similar in _similar_spans(spans))
+    blocks = (
+        renumbered(*_windowed_block(spans.select(similar), reach, of_response=response_window is not None))
+        for similar in _similar_spans(spans)
+    )
     return _plan(blocks, cut.rows // cut.size)
 
 
@@ -191,16 +239,22 @@ def _similar_spans(spans: Spans) -> list[Tensor]:
     return _alike(_octave(spans.length) * 64 + _octave(spans.before))
 
 
-def _windowed_block(spans: Spans, window: int) -> tuple[Block, Tensor]:
-    """Make a block of spans; keys are the rows before each span, aligned at their end, then the span's own."""
+def _windowed_block(spans: Spans, window: int, of_response: bool = False) -> tuple[Block, Tensor]:
+    """Make a block of spans; keys are the rows before each span, aligned at their end, then the span's own.
+
+    `of_response`: the window hides rows of a span's own run, never of its prefix.
+    """
     query_BQ, valid_BQ = _grid(spans.start, spans.length)
     queries, reach = query_BQ.shape[1], int(spans.before.max())
-    offset_K = torch.arange(-reach, 0)
-    row_BK = spans.seen(torch.arange(len(query_BQ))[:, None], offset_K)
-    seen_BK = -offset_K <= spans.before[:, None]
-    distance_QK = torch.arange(queries)[:, None] - torch.arange(-reach, queries)
+    offset_K = torch.arange(-reach, queries)
+    row_BK = spans.seen(torch.arange(len(query_BQ))[:, None], offset_K[:reach])
+    seen_BK = -offset_K[:reach] <= spans.before[:, None]
+    distance_QK = torch.arange(queries)[:, None] - offset_K
     # A padded query sees padded keys, its own among them: no row of the mask is empty.
-    within_QK = (distance_QK >= 0) & (distance_QK < window)
+    within_BQK = ((distance_QK >= 0) & (distance_QK < window))[None]
+    if of_response:
+        prefix_BK = offset_K < (spans.run_start - spans.start)[:, None]
+        within_BQK = within_BQK | ((distance_QK >= 0) & prefix_BK[:, None])
     real_BK = torch.cat([seen_BK, torch.ones_like(query_BQ, dtype=torch.bool)], dim=1)
     key_BK = torch.cat([torch.where(seen_BK, row_BK, 0), query_BQ], dim=1)
-    return Block(query_BQ, key_BK, within_QK & real_BK[:, None]), valid_BQ
+    return Block(query_BQ, key_BK, within_BQK & real_BK[:, None]), valid_BQ

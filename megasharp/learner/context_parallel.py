@@ -40,6 +40,12 @@ class ContextCut:
         """Return the packed rows of this rank, in its order: int64 [rows / size]."""
         return torch.cat([torch.arange(first, end) for first, end in self.bounds])
 
+    def own_places(self) -> Tensor:
+        """Return each packed row's index among this rank's own rows: int64 [rows], 0 for rows of other ranks."""
+        local_P = torch.zeros(self.rows, dtype=torch.int64)
+        local_P[self.held()] = torch.arange(self.rows // self.size)
+        return local_P
+
     def places(self) -> Tensor:
         """Return each packed row's index among the ranks' rows, joined in the ranks' order: int64 [rows]."""
         joined = torch.cat([ContextCut(rank, self.size, self.rows).held() for rank in range(self.size)])

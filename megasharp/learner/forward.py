@@ -165,15 +165,20 @@ class Passes:
     """Runs forward passes, with or without backward, of a rank's model chunks.
 
     All ranks of a model must make the same calls with equally many micro-batches. `frequencies`: the rotary embedding's
-    inverse frequencies and scaling, on the rank's device.
+    inverse frequencies and scaling, on the rank's device. `response_window`: that of `LearnerSettings`.
     """
 
     def __init__(
-        self, chunks: Sequence[torch.nn.Module], frequencies: tuple[Tensor, float], head: HeadSettings
+        self,
+        chunks: Sequence[torch.nn.Module],
+        frequencies: tuple[Tensor, float],
+        head: HeadSettings,
+        response_window: int | None = None,
     ) -> None:
         self._chunks = list(chunks)
         self._frequencies = frequencies
         self._head = head
+        self._response_window = response_window
         for chunk in self._chunks:
             prepare(chunk, head.form)
         self._run = get_forward_backward_func()
@@ -213,7 +218,7 @@ class Passes:
         micro, share = moved(planned, device), moved(rank_share(planned, *context_place()), device)
         cos, sin = rotary_tables(*self._frequencies, share.positions_L)
         # From segments on the CPU, so that planning attention need not wait for the GPU to send lengths.
-        rows = packed_rows(planned.segments, cos, sin, share.cut, context_exchange())
+        rows = packed_rows(planned.segments, cos, sin, share.cut, context_exchange(), self._response_window)
         output = model(share.tokens_L[None], share.positions_L[None], None, packed_seq_params=rows)
         return output, partial(self._loss, finish, request, micro, share, model)
 

@@ -68,7 +68,8 @@ class LearnerSettings:
     run file, where the layout's keys are not read but `layout`; a memory network has its own learning rate there.
     `total_steps`: optimizer steps, after which the learning rate has decayed. `temperature` divides logits before
     everything: the rollouts' own for the policy. `diagnostics`: settings of the update's metrics; None leaves them out.
-    `drawn`: start with random weights of the model that `folder` describes.
+    `response_window`: a response's token attends to its prompt and to so many last tokens, itself among them; None: to
+    all. `drawn`: start with random weights of the model that `folder` describes.
     """
 
     folder: str
@@ -82,6 +83,7 @@ class LearnerSettings:
     diagnostics: Diagnostics | None = None
     deterministic: bool = False
     drawn: bool = False
+    response_window: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,6 +154,7 @@ class RankLearner:
                 self._ddp,
                 rotary_frequencies(self._arch, device),
                 HeadSettings(settings.temperature, self._arch.vocab, policy.head),
+                settings.response_window,
             )
         self._offloader = Offloader(self._ddp, self._optimizer)
         self._reference: Reference | None = None

@@ -15,9 +15,18 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from megasharp.common.records import Segments
-from megasharp.learner.block_plan import AttentionPlan, cut_plan, full_plan, longest_context, spans_of, windowed_plan
+from megasharp.learner.block_plan import (
+    AttentionPlan,
+    cut_plan,
+    full_plan,
+    longest_context,
+    longest_response,
+    response_plan,
+    spans_of,
+    windowed_plan,
+)
 from megasharp.learner.context_parallel import ContextCut, Exchange
-from megasharp.learner.flash_varlen import VarlenPlan, varlen_plan
+from megasharp.learner.flash_varlen import VarlenPlan, response_plans, varlen_plan
 
 _Record = TypeVar("_Record")
 
@@ -47,7 +56,7 @@ class PackedRows(PackedSeqParams):  # type: ignore[misc]
 
     `segments`: the rows' runs. `cos_PF`, `sin_PF`: rotary tables at the rows' positions, F = head_dim / 2 frequencies.
     With context parallel the tables, as all else in the layers, are of this rank's rows only; `cut` numbers these among
-    the `segments`' rows, and by `exchange` attention gets the other ranks' keys.
+    the `segments`' rows, and by `exchange` attention gets the other ranks' keys. `response_window`: see `block_plan`.
     """
 
     segments: Segments | None = None
@@ -55,40 +64,48 @@ class PackedRows(PackedSeqParams):  # type: ignore[misc]
     sin_PF: Tensor | None = None
     cut: ContextCut | None = None
     exchange: Exchange | None = None
+    response_window: int | None = None
     _plans: dict[int | None, AttentionPlan] = field(default_factory=dict, init=False, repr=False)
-    _varlen_plans: dict[int | None, VarlenPlan] = field(default_factory=dict, init=False, repr=False)
+    _varlen_plans: dict[int | None, list[VarlenPlan]] = field(default_factory=dict, init=False, repr=False)
 
     def plan(self, window: int | None) -> AttentionPlan:
         """Return the blocks of a layer where a query sees `window` positions, its own included; None sees all.
 
         Made once, on the rows' device.
         """
-        segments, rows, window, device = self._planned(window)
+        segments, rows, window, response, device = self._planned(window)
         if window not in self._plans:
             if self.cut is not None:
-                plan = cut_plan(segments, window, self.cut)
+                plan = cut_plan(segments, window, self.cut, response)
+            elif response is not None:
+                plan = response_plan(segments, rows, response)
             else:
                 plan = full_plan(segments, rows) if window is None else windowed_plan(segments, rows, window)
             self._plans[window] = moved(plan, device)
         return self._plans[window]
 
-    def varlen_plan(self, window: int | None) -> VarlenPlan:
+    def varlen_plans(self, window: int | None) -> list[VarlenPlan]:
         """Return the same for kernels that take stretches of queries and of keys."""
-        segments, rows, window, device = self._planned(window)
+        segments, rows, window, response, device = self._planned(window)
         if window not in self._varlen_plans:
-            spans = spans_of(segments, window)
-            if self.cut is None:
-                plan = varlen_plan(spans, rows, window)
+            if response is not None:
+                plans = response_plans(segments, rows, response, self.cut)
+            elif self.cut is None:
+                plans = [varlen_plan(spans_of(segments, window), rows, window)]
             else:
-                plan = varlen_plan(spans.within(self.cut.bounds, window), rows, window, self.cut.places())
-            self._varlen_plans[window] = moved(plan, device)
+                spans = spans_of(segments, window).within(self.cut.bounds, window)
+                plans = [varlen_plan(spans, rows, window, self.cut.places())]
+            self._varlen_plans[window] = [moved(plan, device) for plan in plans]
         return self._varlen_plans[window]
 
-    def _planned(self, window: int | None) -> tuple[Segments, int, int | None, torch.device]:
-        """Return a plan's arguments: runs, number of rows, the window where it hides something, the rows' device."""
+    def _planned(self, window: int | None) -> tuple[Segments, int, int | None, int | None, torch.device]:
+        """Return a plan's arguments: runs, number of rows, the two windows where they hide something, the device."""
         assert self.segments is not None and self.cos_PF is not None
         hides = window is not None and window < longest_context(self.segments)
-        return self.segments, self.cos_PF.shape[0], window if hides else None, self.cos_PF.device
+        response = self.response_window
+        assert response is None or window is None, "a memory network with windows of its own is refused"
+        response = response if response is not None and response < longest_response(self.segments) else None
+        return self.segments, self.cos_PF.shape[0], window if hides else None, response, self.cos_PF.device
 
 
 def packed_rows(
@@ -97,6 +114,7 @@ def packed_rows(
     sin_PF: Tensor,
     cut: ContextCut | None = None,
     exchange: Exchange | None = None,
+    response_window: int | None = None,
 ) -> PackedRows:
     """Make the record of P packed rows; `segments` are on the CPU, all else on the rotary tables' device.
 
@@ -116,4 +134,5 @@ def packed_rows(
         sin_PF=sin_PF,
         cut=cut,
         exchange=exchange,
+        response_window=response_window,
     )

@@ -58,6 +58,7 @@ def learner_settings(resolved: ResolvedRun) -> dict[str, LearnerSettings]:
         # Cross-entropy is that of the network as it is; only sampling divides by the rollouts' temperature.
         temperature=1.0,
         diagnostics=None,
+        response_window=resolved.memory.window,
     )
     return {POLICY: policy, MEMORY: memory}
 

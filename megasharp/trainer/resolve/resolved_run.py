@@ -173,8 +173,12 @@ def _open_memory(config: RunConfig, needs: Needs, policy: Architecture, where: s
             f"{config.model.path} one of {policy.vocab}: DLC subtracts logits, so they must be the same"
         )
     check_precision(config, architecture, where)
-    if need.window is not None:
-        raise UserError(f"{where}: recipe.dlc.window is not built yet; leave it out")
+    if need.window is not None and architecture.smallest_window is not None:
+        raise UserError(
+            f"{where}: recipe.dlc.window={need.window}: layers of {model.path} have sliding windows of their own "
+            f"({architecture.smallest_window} positions), which hide prompts; leave recipe.dlc.window out, or take a "
+            "memory network without them"
+        )
     return MemoryFolder(model, architecture, need.lr or config.policy.optimizer.lr, need.window)
 
 

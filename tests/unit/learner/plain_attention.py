@@ -21,14 +21,15 @@ def inputs(rows: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes]
 
 
-def visible(segments: Segments, window: int | None) -> Tensor:
-    """bool [P, P]: which rows each row sees."""
+def visible(segments: Segments, window: int | None, response_window: int | None = None) -> Tensor:
+    """bool [P, P]: which rows each row sees; a response window hides only rows of runs that have a prefix."""
     run = torch.repeat_interleave(segments.length)
     before = torch.where(segments.prefix >= 0, segments.length[segments.prefix], 0)
     position = torch.arange(len(run)) - segments.start[run] + before[run]
     distance = position[:, None] - position
     same = (run[:, None] == run) | (segments.prefix[run][:, None] == run)
-    return same & (distance >= 0) & (distance < (window or len(run)))
+    recent = (distance < (response_window or len(run))) | (segments.prefix[run] < 0)
+    return same & (distance >= 0) & (distance < (window or len(run))) & recent
 
 
 def written_out(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """A stand-in, for tests only, for the variable-length flash kernels, which exist on CUDA alone.
 
 Same arguments and results as `flash_varlen.flash_forward` and `flash_backward`, in plain torch, stretch by stretch: a
-query sees the keys up to its own position, counted from the END of its stretch's keys. Backward is the paper's, from
+query sees the keys up to its own position, counted from the END of its stretch's keys; all keys without `causal`.
+Backward is the paper's, from
 the kept log-sum-exp (arXiv 2307.08691, section 2.2), not autograd's. `test_flash_varlen.py` compares it with masked
 attention in float64.
 """
@@ -71,6 +72,8 @@ def _scores(query: Tensor, key: Tensor, plan: VarlenPlan, scale: float | None) -
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     scores = torch.einsum("qhd,khd->hqk", query, _repeated(key, query)) * factor
     distance = torch.arange(len(query))[:, None] + len(key) - len(query) - torch.arange(len(key))
+    if not plan.causal:
+        return scores
     hidden = (distance < 0) | (distance >= (plan.window or len(key) + 1))
     return scores.masked_fill(hidden, float("-inf"))
 

@@ -33,14 +33,17 @@ def test_every_row_is_somebodys_and_work_is_even(size: int) -> None:
 
 
 @each_case("way", ["blocks", "kernels"])
-@each_case("window", [None, 1, 3, 8, 17])
+@each_case(
+    ("window", "response_window"),
+    [(None, None), (1, None), (3, None), (8, None), (17, None), (None, 1), (None, 4), (None, 9)],
+)
 @each_case("size", [2, 3, 4])
 def test_the_ranks_parts_are_the_whole(
-    way: str, window: int | None, size: int, monkeypatch: pytest.MonkeyPatch
+    way: str, window: int | None, response_window: int | None, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Outputs row by row; gradients as the sum of what each rank has for them."""
     query, key, value, cotangent = inputs(ROWS)
-    expected = written_out(query, key, value, visible(segments_of(RUNS), window))
+    expected = written_out(query, key, value, visible(segments_of(RUNS), window, response_window))
     if way == "kernels":
         stand_in_flash.use_stand_in(monkeypatch)
     cuts = [ContextCut(rank, size, ROWS) for rank in range(size)]
@@ -51,7 +54,7 @@ def test_the_ranks_parts_are_the_whole(
             query[cut.held()],
             key[joined],
             value[joined],
-            packed_rows(segments_of(RUNS), tables, tables, cut),
+            packed_rows(segments_of(RUNS), tables, tables, cut, response_window=response_window),
             window,
             None,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import stand_in_flash
 import torch
@@ -12,8 +14,8 @@ from torch import Tensor
 from megasharp.common.records import Segments
 from megasharp.learner import flash_varlen
 from megasharp.learner.attention import attend
-from megasharp.learner.block_plan import spans_of
-from megasharp.learner.flash_varlen import VarlenPlan, varlen_attention, varlen_plan
+from megasharp.learner.block_plan import response_plan, spans_of
+from megasharp.learner.flash_varlen import VarlenPlan, response_plans, varlen_attention, varlen_plan
 from megasharp.learner.packed import packed_rows
 
 # Prompts of 5 and 1 rows with two and one responses, and runs that share nothing.
@@ -21,14 +23,21 @@ RUNS = [(5, -1), (7, 0), (1, 0), (1, -1), (12, 3), (9, -1), (1, -1), (3, -1)]
 WINDOWS = [None, 1, 2, 3, 4, 5, 8, 13, 17, 100]
 
 
-def results(way: str, segments: Segments, window: int | None, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def results(
+    way: str,
+    segments: Segments,
+    window: int | None,
+    dtype: torch.dtype = torch.float64,
+    response_window: int | None = None,
+) -> list[Tensor]:
     rows = int(segments.length.sum())
     query, key, value, cotangent = inputs(rows, dtype)
     if way == "written out":
-        out = written_out(query, key, value, visible(segments, window))
+        out = written_out(query, key, value, visible(segments, window, response_window))
     else:
         tables = torch.empty(rows, DIM // 2)
-        out = attend(query, key, value, packed_rows(segments, tables, tables), window, DIM**-0.5)
+        packed = packed_rows(segments, tables, tables, response_window=response_window)
+        out = attend(query, key, value, packed, window, DIM**-0.5)
     return [out, *torch.autograd.grad(out, (query, key, value), cotangent.detach())]
 
 
@@ -42,6 +51,27 @@ def test_the_whole_path_is_plain_attention_and_the_blocks(window: int | None, mo
     for got, block, expected in zip(kernels, blocks, plain, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-13)
         torch.testing.assert_close(block, expected, rtol=1e-12, atol=1e-13)
+
+
+@each_case("window", [1, 2, 3, 5, 6, 11, 12, 100])
+def test_a_response_window_hides_rows_of_the_response_alone(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    segments = segments_of(RUNS)
+    plain = results("written out", segments, None, response_window=window)
+    blocks = results("attend", segments, None, response_window=window)
+    stand_in_flash.use_stand_in(monkeypatch)
+    kernels = results("attend", segments, None, response_window=window)
+    for got, block, expected in zip(kernels, blocks, plain, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(block, expected, rtol=1e-12, atol=1e-13)
+
+
+def test_a_response_window_costs_prompt_and_window_for_each_token() -> None:
+    segments = segments_of([(300, -1), (4000, 0), (4000, 0), (60, 0)])
+    queries = 8060
+    blocks = response_plan(segments, 8360, 100).blocks
+    assert sum(block.query_BQ.numel() * block.key_BK.shape[1] for block in blocks) <= queries * 3 * (300 + 100)
+    parts = response_plans(segments, 8360, 100, None)
+    assert [(part.most_queries, part.most_keys) for part in parts] == [(300, 360), (4000, 4000), (4000, 300)]
 
 
 @each_case("window", [None, 3])
@@ -67,7 +97,7 @@ def test_the_stand_in_is_masked_attention(window: int | None, queries: int) -> N
 def test_sums_over_responses_do_not_round_in_bfloat16() -> None:
     """A prompt's row that 1,000 responses see: bfloat16 cannot count beyond 256."""
     plan = VarlenPlan(torch.tensor([0, 1]), torch.tensor([0, 1]), 1, 1, torch.zeros(1000, dtype=torch.int64), 2, None)
-    summed = flash_varlen._summed(torch.ones(1000, 1, 1, dtype=torch.bfloat16), plan, None)
+    summed = flash_varlen._summed([torch.ones(1000, 1, 1, dtype=torch.bfloat16)], [plan], None)
     assert summed.flatten().tolist() == [1000.0, 0.0]
 
 
@@ -82,21 +112,25 @@ def test_of_a_prompt_only_what_the_window_reaches_is_gathered() -> None:
     assert plan.key_starts.tolist() == [0, 100, 117] and plan.most_keys == 100
 
 
-@each_case("window", [None, 3])
-def test_torchs_operators_take_these_arguments(window: int | None) -> None:
+@each_case(("window", "response_window"), [(None, None), (3, None), (None, 3)])
+def test_torchs_operators_take_these_arguments(window: int | None, response_window: int | None) -> None:
     """Their schema and shapes, on torch's meta device: nothing is computed."""
     segments = segments_of(RUNS)
     rows = int(segments.length.sum())
-    plan = varlen_plan(spans_of(segments, window), rows, window)
-    assert plan.key_rows is not None
-    there = VarlenPlan(
-        plan.query_starts.to("meta"), plan.key_starts.to("meta"), plan.most_queries, plan.most_keys,
-        plan.key_rows.to("meta"), rows, window,
-    )  # fmt: skip
+    tables = torch.empty(rows, 1)
+    plans = packed_rows(segments, tables, tables, response_window=response_window).varlen_plans(window)
+    assert len(plans) == (3 if response_window else 1) and all(plan.key_rows is not None for plan in plans)
+    there = [in_meta(plan) for plan in plans]
     tensors = [x.detach().bfloat16().to("meta").requires_grad_() for x in inputs(rows)[:3]]
     out = varlen_attention(*tensors, there, 0.3)
     gradients = torch.autograd.grad(out, tensors, torch.empty_like(out))
     assert [(x.shape, x.dtype) for x in (out, *gradients)] == [(x.shape, x.dtype) for x in (tensors[0], *tensors)]
+
+
+def in_meta(plan: VarlenPlan) -> VarlenPlan:
+    tensors = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
+    moved = {name: x.to("meta") for name, x in tensors.items() if isinstance(x, Tensor)}
+    return dataclasses.replace(plan, **moved)
 
 
 def test_the_cpu_takes_blocks() -> None:
