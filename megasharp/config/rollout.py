@@ -22,7 +22,7 @@ class RolloutConfig(Section):
 
     `oversample` is the share of prompts sampled beyond those wanted. Responses that are unfinished when enough groups
     are there are aborted between steps or kept in flight. The responses of a prompt have `request_limit_s` seconds. A
-    lost engine is restarted up to `restarts` times within an hour, while another one is left.
+    lost engine is restarted up to `restarts` times within an hour.
     """
 
     engine: Literal["inprocess", "sglang"] = Field(
@@ -86,8 +86,8 @@ class RolloutConfig(Section):
     restarts: int = Field(
         default=3,
         ge=0,
-        description="Number of times per hour that a lost SGLang engine is started again. 0: never; the run goes on "
-        "while any engine is left. Engines that share GPUs with the policy are not restarted.",
+        description="Number of times per hour that a lost SGLang engine is started again; where it was the last one, "
+        "the step waits for it. 0: never, so a run that loses its last engine ends.",
     )
     tp: int = Field(
         default=1,

@@ -77,15 +77,18 @@ def assemble(
     # All that was saved has been read under this configuration, so from here on it is the run's own.
     folder.store_config(dump_yaml(resolved.config))
     start = checkpoints.start
+    phases = serving.phases([*learners.all])
+    # The first push brings the weights of the versions that the checkpoint was at.
+    sync = serving.sync(start.policy_version - 1, start.memory_version - 1)
+    serving.go_on_with(learners.policy, learners.memory)
     return Assembly(
         engine=serving.engine,
         judge=judge,
         learners=learners,
         prompts=prompts,
         rollouts=rollouts,
-        phases=serving.phases([*learners.all]),
-        # The first push brings the weights of the versions that the checkpoint was at.
-        sync=serving.sync(start.policy_version - 1, start.memory_version - 1),
+        phases=phases,
+        sync=sync,
     )
 
 

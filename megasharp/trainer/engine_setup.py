@@ -9,17 +9,23 @@ from typing import Protocol
 import torch
 
 from megasharp.rollout.in_flight import Unfinished
-from megasharp.rollout.sglang.client.fleet import Fleet, Sleeper
+from megasharp.rollout.sglang.client.fleet import Fleet, FleetOptions, Sleeper
 from megasharp.rollout.step_request import Engine, PromptSource
 from megasharp.tasks.judge import Judge
 from megasharp.trainer.factories import make_async_rollouts, make_engine, make_rollouts
 from megasharp.trainer.loop import Phases, Rollouts, Sync
 from megasharp.trainer.placement import Placement
 from megasharp.trainer.resolve.devices import device_of, sampling_device
-from megasharp.trainer.resolve.engine_settings import check_room, choose_transport, fleet_settings, ranks_beside
+from megasharp.trainer.resolve.engine_settings import (
+    check_room,
+    choose_transport,
+    fleet_settings,
+    longest,
+    ranks_beside,
+)
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
 from megasharp.weight_sync.colocation import Apart, Colocated, Offloadable
-from megasharp.weight_sync.endpoints import InProcessSync
+from megasharp.weight_sync.endpoints import InProcessSync, WeightSource
 from megasharp.weight_sync.push import FleetSync, make_transport
 
 
@@ -62,6 +68,13 @@ class Serving(Protocol):
         """Make the turns on shared devices; the first is the learners'."""
         ...
 
+    def go_on_with(self, policy: WeightSource, memory: WeightSource | None) -> None:
+        """Let a step wait for an engine that restarts, and give it these weights, where no other is left.
+
+        To be called once there are phases and a sync.
+        """
+        ...
+
     def close(self) -> None:
         """End the engines."""
         ...
@@ -93,6 +106,9 @@ class InProcessServing:
         """Leave both in this machine's memory, which holds them."""
         return Apart()
 
+    def go_on_with(self, policy: WeightSource, memory: WeightSource | None) -> None:
+        """Do nothing: this engine ends with the run."""
+
     def close(self) -> None:
         """Free the engine's weights."""
         self._engine.close()
@@ -110,11 +126,12 @@ class FleetServing:
         self._resolved = resolved
         self._placement = placement
         self._folder = folder
-        # An engine that restarts on a GPU whose memory the learner has would take that memory, or fail without it.
-        again = config.rollout.restarts > 0 and not (settings.sleep and settings.device != "cpu")
-        starter = placement.starter(settings) if again else None
-        self._fleet = Fleet(placement.engines(settings), settings, tell=say, starter=starter)
-        self._sleeper = Sleeper(self._fleet.members) if settings.sleep else None
+        self._turns: Apart | Colocated = Apart()
+        self._sync: FleetSync | None = None
+        starter = placement.starter(settings) if config.rollout.restarts else None
+        options = FleetOptions(room=longest(config))
+        self._fleet = Fleet(placement.engines(settings), settings, options, tell=say, starter=starter)
+        self._sleeper = Sleeper(self._fleet.members, self._fleet.settle) if settings.sleep else None
         try:
             check_room(config, self._fleet.prompt_limit)
             if self._sleeper is not None:
@@ -130,7 +147,12 @@ class FleetServing:
 
     def rollouts(self, judge: Judge, meanwhile: Callable[[], None]) -> Collector:
         """Collect groups as they become complete."""
-        return make_async_rollouts(self._resolved, self._fleet, judge, meanwhile)
+
+        def look_after() -> None:
+            meanwhile()
+            self._fleet.tend()
+
+        return make_async_rollouts(self._resolved, self._fleet, judge, look_after)
 
     def sync(self, version: int, memory_version: int) -> VersionedSync:
         """Push weights by the configured transport."""
@@ -145,11 +167,26 @@ class FleetServing:
             host=self._placement.address,
             beside=ranks_beside(config) or (),
         )
-        return FleetSync(self._fleet, made, version, memory_version)
+        self._sync = FleetSync(self._fleet, made, version, memory_version)
+        return self._sync
 
     def phases(self, learners: Sequence[Offloadable]) -> Phases:
         """Take turns where devices are shared."""
-        return Apart() if self._sleeper is None else Colocated(learners, self._sleeper)
+        if self._sleeper is not None:
+            self._turns = Colocated(learners, self._sleeper)
+        return self._turns
+
+    def go_on_with(self, policy: WeightSource, memory: WeightSource | None) -> None:
+        """Push again in the middle of a step: the learners' weights move after it only."""
+        turns, sync = self._turns, self._sync
+        assert sync is not None
+
+        def push_again() -> None:
+            turns.handover()
+            sync.push_again(policy, memory)
+            turns.sampling()
+
+        self._fleet.push_again_with(push_again, turns.lent)
 
     def close(self) -> None:
         """End the engines."""

@@ -11,6 +11,9 @@
 So at no time do the learner's gradients and moments meet the engines' cache. A phase is entered when it is needed and
 not before; engines never go from TRAINING to SAMPLING without a push, because sleep loses their weights.
 
+An engine that restarts takes memory for weights and cache at its start. So one of several restarts in SAMPLING, and the
+learner comes back when it has started; where none is left, the learner leaves the devices for one (`lent`).
+
 `Posts` calls several engines at the same time from a rank that goes on with its own part meanwhile. `SharePlan` says
 which engines' ranks are on which learner rank's device, and `tell` sends each of them a text of its own.
 """
@@ -20,7 +23,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, Protocol, TypeVar
@@ -63,6 +67,11 @@ class Sleeping(Protocol):
 
 class Apart:
     """Learner and engines have devices of their own, or memory for both: nothing to hand over."""
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Nothing to do."""
+        yield
 
     def training(self) -> None:
         """Nothing to do."""
@@ -112,6 +121,19 @@ class Colocated:
             learner.offload()
         self._engines.wake_cache()
         self._phase = Phase.SAMPLING
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """The learner has left the devices inside, so that an engine can start; the phase stays what it is."""
+        if self._phase is Phase.SAMPLING:
+            yield
+            return
+        for learner in self._learners:
+            learner.offload()
+        try:
+            yield
+        finally:
+            self._onload()
 
     def _onload(self) -> None:
         for learner in self._learners:

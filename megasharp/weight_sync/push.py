@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from megasharp.common.errors import UserError
+from megasharp.common.errors import RunFailed, UserError
 from megasharp.common.records import as_dtype
 from megasharp.config.rollout import FleetTransport, SyncConfig
 from megasharp.rollout.sglang.client.fleet import Fleet
@@ -45,13 +45,33 @@ class FleetSync(PushedVersions):
         """
         version = self._version + 1
         memory_version = None if memory is None else self._memory_version + 1
-        whole = memory is not None or self._fleet.settings.memory is None
-        with self._fleet.updating(version, whole=whole):
-            self._transport.deliver(version, memory_version, source, memory)
+        self._bring(version, memory_version, source, memory)
         self._version = version
         if memory_version is not None:
             self._memory_version = memory_version
         return version
+
+    def push_again(self, source: WeightSource, memory: WeightSource | None = None) -> None:
+        """Push the weights of the last push again, under its versions, to engines that came back since.
+
+        Learners must still hold what they held then. Raises UserError when no engine takes them.
+        """
+        self._bring(self._version, None if memory is None else self._memory_version, source, memory)
+
+    def _bring(
+        self, version: int, memory_version: int | None, source: WeightSource, memory: WeightSource | None
+    ) -> None:
+        """Push until an engine has taken everything. Raises RunFailed where all are lost and none may return."""
+        whole = memory is not None or self._fleet.settings.memory is None
+        while True:
+            try:
+                with self._fleet.updating(version, whole=whole):
+                    self._transport.deliver(version, memory_version, source, memory)
+                return
+            except RunFailed:
+                members = self._fleet.members
+                if members.alive() or not members.may_return():
+                    raise
 
 
 def make_transport(

@@ -78,7 +78,7 @@ def test_an_engine_that_came_back_is_like_the_others_and_one_that_hangs_comes_ba
         for index, deed in enumerate((signal.SIGKILL, signal.SIGSTOP)):
             assert whole(lost_while_sampling(fleet, index, deed), version)
             deadline = time.monotonic() + HANG_S
-            while f"engine {index} is back; it serves once it holds the weights that are pushed now" not in told:
+            while f"engine {index} is back; it serves once it holds the weights of the next push" not in told:
                 assert time.monotonic() < deadline, told
                 policy.call(scale, 1.02)
                 memory.call(scale, 0.98)

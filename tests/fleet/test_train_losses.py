@@ -24,7 +24,7 @@ def test_a_run_goes_on_with_the_engine_that_is_left_until_the_other_comes_back(t
     with running(tmp_path, "steps=1000") as process:
         seen = wait_for(process, "step 1/1000")
         os.kill(engine_leaders(process)[1].pid, signal.SIGKILL)
-        seen += wait_for(process, "engine 1 is back; it serves once it holds the weights that are pushed now")
+        seen += wait_for(process, "engine 1 is back; it serves once it holds the weights of the next push")
         back = len(rows(tmp_path))
         wait_until(process, lambda: len(rows(tmp_path)) > back)
         os.kill(engine_leaders(process)[0].pid, signal.SIGKILL)
@@ -38,9 +38,41 @@ def test_a_run_goes_on_with_the_engine_that_is_left_until_the_other_comes_back(t
     assert all(row["policy/engine_gap_max"] < GAP for row in rows(tmp_path))
 
 
+@pytest.mark.parametrize(("placement", "kills"), [("colocated", 2), ("disaggregated", 1)])
+def test_a_step_whose_only_engine_is_killed_goes_on_with_the_one_that_restarts(
+    tmp_path: Path, placement: str, kills: int
+) -> None:
+    """Killed while it samples, with a memory network in it; checksums are compared after each push."""
+    prompts = ["data.prompts_per_step=8", "steps=4", "checkpoint.every=4", "rollout.engines=1", "policy.tp=1"]
+    apart = ["policy.offload=[]", "cluster={backend: local, placement: disaggregated}"]
+    arguments = [*prompts, *(["cluster.backend=local"] if placement == "colocated" else apart)]
+    table = "fleet_on_cpu/rollouts/step_{:06d}.parquet"
+    with running(tmp_path, *arguments) as process:
+        for step in range(1, kills + 1):
+            wait_until(process, (tmp_path / table.format(step)).exists)
+            # One that samples has requests, and takes a whole core.
+            (leader,) = engine_leaders(process).values()
+            time.sleep(0.3)
+            os.kill(leader.pid, signal.SIGKILL)
+            wait_until(
+                process, lambda killed=leader.pid: killed not in {e.pid for e in engine_leaders(process).values()}
+            )
+            wait_until(process, (tmp_path / table.format(step + 1)).exists)
+        output = finish(process)
+    for times in (2, 1)[:kills]:
+        assert f"no engine is left: the run waits for engine 0, which restarts; it may {times} times more" in output
+    assert output.count("engine 0 is lost: dead (") == output.count("engine 0 is back; ") == kills, output
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4]
+    assert all(row["policy/engine_gap_max"] < GAP and row["memory/calibration_kl"] > 0 for row in rows(tmp_path))
+    sampled = [pd.read_parquet(tmp_path / table.format(step)) for step in (1, 2, 3, 4)]
+    assert [set(each["policy_version"]) for each in sampled] == [{0}, {1}, {2}, {3}]
+    groups = pd.concat(sampled).groupby("prompt_id").size()
+    assert len(groups) == 32 and set(groups) == {8}
+
+
 def test_a_run_without_engines_ends_and_names_them(tmp_path: Path) -> None:
-    """What was being saved at that moment is saved."""
-    with running(tmp_path, "steps=50", "checkpoint.every=1") as process:
+    """None restarts. What was being saved at that moment is saved."""
+    with running(tmp_path, "steps=50", "checkpoint.every=1", "rollout.restarts=0") as process:
         seen = wait_for(process, "step 1/50")
         family = psutil.Process(process.pid).children(recursive=True)
         killed = time.monotonic()

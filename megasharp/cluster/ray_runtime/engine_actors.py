@@ -36,6 +36,7 @@ from megasharp.rollout.sglang.client.launch import (
     start_problem,
     stop,
     why_not_started,
+    with_cache,
 )
 
 
@@ -206,10 +207,13 @@ class ClusterStarter:
         self._settings = _placed(settings, slots)
         self._slots = slots
 
-    def begin(self, index: int) -> ClusterStarting:
-        """Start the actor of engine `index`, which starts the engine. Raises UserError where Ray refuses."""
+    def begin(self, index: int, cache: int | None = None) -> ClusterStarting:
+        """Start the actor of engine `index`, which starts the engine, with a cache of `cache` tokens where it is given.
+
+        Raises UserError where Ray refuses.
+        """
         try:
-            return ClusterStarting(self._settings, self._slots, index)
+            return ClusterStarting(with_cache(self._settings, cache), self._slots, index)
         except RayError as error:
             raise UserError(f"its Ray actor did not start: {one_line(error)}") from error
 

@@ -10,10 +10,11 @@ from collections.abc import Callable
 import pytest
 from waiting import HANG_S, wait_until
 
-from megasharp.common.errors import UserError
+from megasharp.common.errors import RunFailed, UserError
 from megasharp.common.records import GenerateRequest, SamplingParams
-from megasharp.rollout.sglang.client.fleet import LocalStarter
+from megasharp.rollout.sglang.client.fleet import LocalStarter, Sleeper
 from megasharp.rollout.sglang.client.members import Member, Members
+from megasharp.weight_sync.colocation import Colocated
 from megasharp.weight_sync.push import FleetSync
 from tests.unit.rollout.sglang.conftest import HASTY, Limited, Make, StandIns, running
 from tests.unit.weight_sync.conftest import memory, source, sums, weights
@@ -165,3 +166,112 @@ def test_closing_ends_those_on_their_way_too(make: Make, sync: MakeSync) -> None
     assert running(group)
     stand_ins.fleet.close()
     assert not running(group)
+
+
+class Learner:
+    """A stand-in that notes how often it left the devices, and whether any engine was alive then."""
+
+    def __init__(self, stand_ins: StandIns) -> None:
+        self.stand_ins = stand_ins
+        self.here = True
+        self.left: list[bool] = []
+
+    def offload(self) -> None:
+        self.here = False
+        self.left.append(bool(self.stand_ins.fleet.members.alive()))
+
+    def onload(self) -> None:
+        self.here = True
+
+
+def test_requests_wait_for_the_only_engine_and_it_gets_the_weights_of_before_again(make: Make, sync: MakeSync) -> None:
+    stand_ins = make(1, restarts=1, memory=True, delay=0.1)
+    pushing = sync(stand_ins, "shared_memory")
+    stand_ins.fleet.push_again_with(lambda: pushing.push_again(source(4), memory(3)))
+    version = pushing.push(source(4), memory(3))
+    held = stand_ins.command(0)["loaded"]
+    killing = stand_ins.once_sampling(0, lambda: os.kill(stand_ins.command(0)["pid"], signal.SIGKILL))
+    found = stand_ins.fleet.generate(REQUESTS, SAMPLING)
+    killing.join()
+    assert len(found) == len(REQUESTS) and all(len(group) == 1 for group in found)
+    assert {group[0].version_spans[0].version for group in found} == {version} == {pushing.version}
+    assert stand_ins.command(0)["loaded"] == held == sums(weights(4)) | sums([*memory(3).tensors()], "memory.")
+    assert stand_ins.command(0)["stamps"] == [[version, 0, True]], "under the versions of the push before"
+    assert stand_ins.fleet.retried >= 1
+    assert [line.partition(":")[0] for line in stand_ins.told] == [
+        "engine 0 is lost",
+        "no engine is left",
+        "engine 0 is back; it serves once it holds the weights of the next push",
+        "the weights of version 0 were pushed again",
+    ]
+    lose(stand_ins, 0)
+    with pytest.raises(RunFailed, match="no engine is left to sample with: engine 0 is dead"):
+        stand_ins.fleet.generate(REQUESTS, SAMPLING)
+
+
+def test_on_shared_devices_the_learner_leaves_for_the_only_engine_that_was_lost_asleep(
+    make: Make, sync: MakeSync
+) -> None:
+    stand_ins = make(1, restarts=1, sleep=True)
+    learner, pushing = Learner(stand_ins), sync(stand_ins, "shared_memory")
+    sleeper = Sleeper(stand_ins.fleet.members, stand_ins.fleet.settle)
+    sleeper.sleep()
+    phases = Colocated([learner], sleeper)
+    stand_ins.fleet.push_again_with(lambda: None, phases.lent)
+    phases.handover()
+    pushing.push(source(0))
+    phases.sampling()
+    phases.training()
+    lose(stand_ins, 0)
+    stand_ins.fleet.tend()
+    assert stand_ins.conditions() == ["dead"] and learner.here, "the learner has the devices"
+    phases.handover()
+    assert pushing.push(source(1)) == 1
+    assert learner.left == [True, False] and learner.here
+    assert stand_ins.command(0)["asleep"] == ["kv_cache"], "as engines are while weights come"
+    phases.sampling()
+    assert stand_ins.command(0)["asleep"] == [] and stand_ins.conditions() == ["serving"]
+    assert stand_ins.command(0)["loaded"] == sums(weights(1))
+
+
+def test_on_shared_devices_one_of_two_restarts_while_engines_sample_and_the_learner_waits_for_it(
+    make: Make, sync: MakeSync
+) -> None:
+    stand_ins = make(2, restarts=1, sleep=True)
+    learner, pushing = Learner(stand_ins), sync(stand_ins, "shared_memory")
+    sleeper = Sleeper(stand_ins.fleet.members, stand_ins.fleet.settle)
+    sleeper.sleep()
+    phases = Colocated([learner], sleeper)
+    stand_ins.fleet.push_again_with(lambda: None, phases.lent)
+    phases.handover()
+    pushing.push(source(0))
+    lose(stand_ins, 1)
+    stand_ins.fleet.tend()
+    assert not stand_ins.fleet._restarts._starting, "a start beside the learner"  # type: ignore[union-attr]
+    phases.sampling()
+    stand_ins.fleet.tend()
+    assert stand_ins.conditions() == ["serving", "dead"]
+    phases.training()
+    assert stand_ins.conditions() == ["serving", "stale"] and learner.left == [True]
+    assert [stand_ins.command(index)["asleep"] for index in (0, 1)] == [["kv_cache", "weights"]] * 2
+    assert "the policy waits for engine 1, which shares its devices and still starts" in stand_ins.told
+    phases.handover()
+    pushing.push(source(1))
+    phases.sampling()
+    assert stand_ins.conditions() == ["serving", "serving"]
+    # The size that its place had at the run's start, not what is free now.
+    assert [engine.process.api.cache_size() for engine in stand_ins.fleet.members.all] == [777, 777]
+    assert stand_ins.fleet._restarts._caches == {0: 777, 1: 777}  # type: ignore[union-attr]
+
+
+def test_requests_do_not_go_to_an_engine_that_sleeps_with_the_newest_weights(make: Make, sync: MakeSync) -> None:
+    """As in a push in the middle of a step: it serves the version that is wanted, and has no cache yet."""
+    stand_ins = make(1, sleep=True)
+    sleeper = Sleeper(stand_ins.fleet.members)
+    sleeper.rest()
+    sync(stand_ins, "shared_memory").push(source(0))
+    (future,) = [stand_ins.fleet.submit(request, SAMPLING) for request in REQUESTS[:1]]
+    time.sleep(0.1)
+    assert stand_ins.conditions() == ["serving"] and stand_ins.command(0)["generated"] == []
+    sleeper.wake_cache()
+    assert len(future.result(HANG_S)) == 1

@@ -261,6 +261,14 @@ class EngineApi:
         except (KeyError, TypeError, ValueError) as error:
             raise EngineFailed(f"/server_info has no max_req_input_len: {str(info)[:200]}") from error
 
+    def cache_size(self, limit: float = CONTROL_S) -> int | None:
+        """Return the number of tokens for which the server's cache has room; None where it does not say.
+
+        Raises EngineFailed where the engine fails, EngineSlow where it sends nothing for `limit` seconds.
+        """
+        size = self._json("GET", "/server_info", None, limit).get("max_total_num_tokens")
+        return int(size) if isinstance(size, int) else None
+
     def generate(
         self, request: GenerateRequest, sampling: SamplingParams, ids: Sequence[str], limit: float
     ) -> list[Completion] | Refused:

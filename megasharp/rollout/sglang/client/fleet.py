@@ -10,8 +10,8 @@ import atexit
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from megasharp.common.errors import EnginesLost, NotSampled, RunFailed, UserError
@@ -33,6 +33,7 @@ from megasharp.rollout.sglang.client.launch import (
     stop,
     vocabulary,
     why_not_started,
+    with_cache,
 )
 from megasharp.rollout.sglang.client.members import Member, Members, Restarts, Starter, WatchSettings
 from megasharp.rollout.sglang.client.router import LeastLoaded, RouterSettings
@@ -41,26 +42,26 @@ from megasharp.rollout.sglang.client.router import LeastLoaded, RouterSettings
 class Sleeper:
     """All engines of a fleet sleep and wake together; one that does not is lost. All must be idle.
 
-    A request between `sleep` and the last `wake` would find an engine without memory: the caller keeps them apart.
+    A request between `sleep` and the last `wake` would find an engine without memory: the caller keeps them apart, and
+    `Members` those that wait for an engine. `settle` returns once no engine starts beside these; where all are lost but
+    one may return, nothing is done.
     """
 
-    def __init__(self, members: Members) -> None:
+    def __init__(self, members: Members, settle: Callable[[], None] | None = None) -> None:
         self._members = members
+        self._settle = settle
 
     def sleep(self) -> None:
         """Free weights and cache. What they held is lost, so the next `wake_weights` must be followed by a push.
 
         Raises RunFailed where no engine is left.
         """
-        self._members.let_sleep(True)
-        # The flush waits for what has just ended, a probe's token too.
-        self._each("flush before sleep", lambda api: api.flush())
+        self._flush()
         self._each("sleep", lambda api: api.release(("weights", "kv_cache")))
 
     def rest(self) -> None:
         """Free the cache only. Raises RunFailed where no engine is left."""
-        self._members.let_sleep(True)
-        self._each("flush before sleep", lambda api: api.flush())
+        self._flush()
         self._each("sleep", lambda api: api.release(("kv_cache",)))
 
     def wake_weights(self) -> None:
@@ -72,14 +73,20 @@ class Sleeper:
         self._each("wake", lambda api: api.resume(("kv_cache",)))
         self._members.let_sleep(False)
 
+    def _flush(self) -> None:
+        if self._settle is not None:
+            self._settle()
+        self._members.let_sleep(True)
+        # The flush waits for what has just ended, a probe's token too.
+        self._each("flush before sleep", lambda api: api.flush())
+
     def _each(self, what: str, action: Callable[[EngineApi], Refused | None]) -> None:
-        """Raises UserError when no engine is left."""
+        """Raises UserError when no engine is left and none may return."""
         taking = self._members.alive()
-        if not taking:
-            raise self._members.none_left()
-        with ThreadPoolExecutor(len(taking)) as pool:
-            list(pool.map(lambda member: self._one(member, what, action), taking))
-        if not self._members.alive():
+        if taking:
+            with ThreadPoolExecutor(len(taking)) as pool:
+                list(pool.map(lambda member: self._one(member, what, action), taking))
+        if not self._members.alive() and not self._members.may_return():
             raise self._members.none_left()
 
     def _one(self, member: Member, what: str, action: Callable[[EngineApi], Refused | None]) -> None:
@@ -99,12 +106,12 @@ class LocalStarter:
     def __init__(self, settings: FleetSettings) -> None:
         self._settings = settings
 
-    def begin(self, index: int) -> LocalStarting:
-        """Start engine `index`; it ends with the calling thread.
+    def begin(self, index: int, cache: int | None = None) -> LocalStarting:
+        """Start engine `index`, with a cache of `cache` tokens where it is given; it ends with the calling thread.
 
         Raises OSError where its files, port or process cannot be made.
         """
-        return LocalStarting(self._settings, index)
+        return LocalStarting(with_cache(self._settings, cache), index)
 
 
 class LocalStarting:
@@ -144,10 +151,18 @@ class LocalStarting:
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """Settings of a fleet that are no keys of the run: watching engines, and feeding them."""
+    """Settings of a fleet that are no keys of the run: watching engines, and feeding them.
+
+    `room`: tokens of a prompt with its response that an engine which restarts must have room for.
+    """
 
     watch: WatchSettings = field(default_factory=WatchSettings)
     router: RouterSettings = field(default_factory=RouterSettings)
+    room: int = 0
+
+
+# How often the engines are seen to while their answers are waited for.
+_TEND_S = 1.0
 
 
 def _silent(_: str) -> None:
@@ -159,8 +174,8 @@ class Fleet:
 
     A prompt that no engine takes (empty, too long) gets aborted completions; `tell` gets a line about the first. An
     engine that is lost is left out from then on, and its unfinished prompts go to the others; `tell` gets a line about
-    each. With a `starter` it restarts, and is let in by a push. `engines` have started, and the fleet ends them.
-    Raises RunFailed when one of them fails meanwhile.
+    each. With a `starter` it restarts, and is let in by a push; after `push_again_with` requests wait for it where no
+    other is left. `engines` have started, and the fleet ends them. Raises RunFailed when one of them fails meanwhile.
     """
 
     def __init__(
@@ -182,10 +197,14 @@ class Fleet:
         atexit.register(self.close)
         self._members = Members(engines, options.watch, tell)
         self._router = LeastLoaded(self._members, options.router, settings.rollout.request_limit_s)
-        most = settings.rollout.restarts
-        self._restarts = Restarts(self._members, starter, most, tell) if starter is not None else None
+        self._restarts: Restarts | None = None
+        self._push_again: Callable[[], None] | None = None
+        self._devices_free: Callable[[], AbstractContextManager[None]] = nullcontext
         try:
             self._prompt_limit = min(engine.api.prompt_limit() for engine in engines)
+            if starter is not None:
+                most, shared = settings.rollout.restarts, settings.sleep
+                self._restarts = Restarts(self._members, starter, most, options.room, tell, shared=shared)
             self._members.start_watching()
         except EngineFailed as error:
             self.close()
@@ -213,6 +232,40 @@ class Fleet:
     def members(self) -> Members:
         """The engines, with their health."""
         return self._members
+
+    def push_again_with(
+        self, push_again: Callable[[], None], devices_free: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
+        """Let requests and pushes wait for an engine that restarts where no other is left, from now on.
+
+        `push_again` pushes the weights last pushed while requests wait. Inside `devices_free` the learner leaves the
+        devices that it shares with the engines. Both are called in the thread that calls `tend`, and pushes.
+        """
+        if self._restarts is not None:
+            self._push_again, self._devices_free = push_again, devices_free
+            self._members.may_return = self._may_return
+
+    def _may_return(self) -> bool:
+        assert self._restarts is not None
+        return self._members.stranded() or self._restarts.possible()
+
+    def tend(self) -> None:
+        """Restart what was lost; where only engines without the weights are left, push them, and requests go on.
+
+        To be called about every second while engines are waited for, by the thread that pushes.
+        """
+        if self._restarts is None or self._push_again is None:
+            return
+        self._restarts.look()
+        if self._members.stranded():
+            self._push_again()
+            names = ", ".join(member.name for member in self._members.serving())
+            self._tell(f"the weights of version {self._version} were pushed again: the run goes on with {names}")
+
+    def settle(self) -> None:
+        """Wait until no engine starts any more on devices that it shares with the learner."""
+        if self._restarts is not None:
+            self._restarts.settle()
 
     def healthy(self) -> bool:
         """Return True where at least one engine can serve the current weights."""
@@ -243,6 +296,9 @@ class Fleet:
         try:
             with held():
                 futures.extend(self.submit(request, sampling) for request in requests)
+            while wait(futures, timeout=_TEND_S).not_done:
+                with held():
+                    self.tend()
             outcomes = [_outcome(future) for future in futures]
         except SaveAsked:
             # The run goes on for a while, and engines that share the learners' devices must be idle then.
@@ -299,6 +355,9 @@ class Fleet:
             raise RuntimeError("the fleet was closed")
         if whole and self._restarts is not None:
             self._restarts.look()
+            if not self._members.alive() and self._members.may_return():
+                with self._devices_free():
+                    self._restarts.bring_one_back()
         with self._members.pushing(version):
             yield
             self._confirm(version)

@@ -116,6 +116,7 @@ _FOLDER = "megasharp-engine-"
 _STOP_S = 10.0
 _POLL_S = 0.2
 _PROBE_S = 10.0
+_NEARLY_ALL = 0.97
 # While others wait for a push of weights.
 GLANCE_S = 3.0
 # Variables an engine must not inherit: the trainer's Python, and proxies, which would see the engines' traffic.
@@ -365,6 +366,21 @@ def engine_config(
         "sleep": settings.sleep,
         "shared": None if shared is None else str(shared),
     }
+
+
+def with_cache(settings: FleetSettings, tokens: int | None) -> FleetSettings:
+    """Settings for an engine whose cache has so many tokens, whatever is free beside it; None: as they are.
+
+    SGLang 0.5.21 takes for its cache what is free after its weights, less the share (1 - mem_fraction_static) of what
+    was free before them, and at most `max_total_tokens`. What a learner leaves on the device would make the same share
+    a smaller cache, so here the share only has to be large enough: the number of tokens decides.
+    """
+    if tokens is None:
+        return settings
+    flags = {**settings.rollout.sglang, "max_total_tokens": tokens}
+    if settings.device != "cpu":
+        flags["mem_fraction_static"] = _NEARLY_ALL
+    return replace(settings, rollout=settings.rollout.model_copy(update={"sglang": flags}))
 
 
 def remove_leftovers() -> None:

@@ -3,9 +3,13 @@
 One lock guards it all; a thread that waits for an engine is woken when one becomes free, healthy or dead.
 
 `Restarts` starts lost engines again, beside the others; those that are lost again and again stay out (quarantine). An
-engine that came back serves nothing before it holds the current weights: it is let in where a push of all of them
-begins, takes part in that push, and is asked for its version like every other. The requests that it had when it was
-lost went to the others long before.
+engine that came back serves nothing before it holds the current weights: it takes part in the next push of all of them,
+and is asked for its version like every other. The requests that it had when it was lost went to the others long before;
+where there is no other they wait, as long as one may come back (`may_return`).
+
+Engines that share devices with the learner start only while the engines have these devices: they take memory for
+weights and cache at their start. How much of it is for the cache SGLang decides by what is free, which is another
+amount than at the run's start, so they are told the size that their place had before.
 """
 
 from __future__ import annotations
@@ -82,6 +86,8 @@ class Members:
         self._ended = threading.Event()
         self._pushing = False
         self._asleep = False
+        # Replaced where lost engines restart, and weights are pushed when they have.
+        self.may_return: Callable[[], bool] = _never
         # Counts what makes the answers of probes under way worthless: starts and ends of weight pushes.
         self._epoch = 0
 
@@ -143,6 +149,11 @@ class Members:
         with self._changed:
             return [member for member in self.all if member.health.alive]
 
+    def stranded(self) -> bool:
+        """Return True where engines are alive, and all of them wait for weights."""
+        alive = self.alive()
+        return bool(alive) and all(member.health.condition is Condition.STALE for member in alive)
+
     def serving(self) -> list[Member]:
         """Engines that may get requests."""
         with self._changed:
@@ -165,8 +176,8 @@ class Members:
     def busy(self, tokens: int, at_once: int) -> Iterator[Member]:
         """The serving engine with the fewest tokens in flight, taken for a request of so many tokens.
 
-        Waits while every engine has `at_once` requests, or is suspect. Raises UserError when no engine can serve any
-        more, or none could within the time limit.
+        Waits while every engine has `at_once` requests, is suspect, or sleeps, and where one may return. Raises
+        UserError when no engine can serve any more, or none could within the time limit.
         """
         member = self._take(tokens, at_once)
         try:
@@ -181,14 +192,17 @@ class Members:
         deadline = time.monotonic() + self._watch.wait_limit
         with self._changed:
             while True:
-                free = [m for m in self.all if m.health.serving and m.requests < at_once]
+                # Weights come to engines that have no cache: they serve once all have one again.
+                awake = [] if self._asleep else self.all
+                free = [m for m in awake if m.health.serving and m.requests < at_once]
                 if free:
                     member = min(free, key=lambda m: (m.tokens, m.process.index))
                     member.requests += 1
                     member.tokens += tokens
                     return member
                 left = deadline - time.monotonic()
-                if not any(self._hopeful(m) for m in self.all) or left <= 0 or self._ended.is_set():
+                hopeful = any(self._hopeful(m) for m in self.all) or self.may_return()
+                if not hopeful or left <= 0 or self._ended.is_set():
                     raise self.none_left()
                 self._changed.wait(min(left, _EXIT_POLL_S))
 
@@ -222,6 +236,7 @@ class Members:
         with self._changed:
             self._asleep = asleep
             self._epoch += 1
+            self._changed.notify_all()
 
     @property
     def asleep(self) -> bool:
@@ -260,6 +275,10 @@ class Members:
                 probed = time.monotonic()
 
 
+def _never() -> bool:
+    return False
+
+
 class Starting(Protocol):
     """An engine on its way."""
 
@@ -275,36 +294,69 @@ class Starting(Protocol):
 class Starter(Protocol):
     """Whoever starts engines: of this machine, or of a cluster."""
 
-    def begin(self, index: int) -> Starting:
-        """Start engine `index` and return at once. Raises UserError or OSError where that fails."""
+    def begin(self, index: int, cache: int | None) -> Starting:
+        """Start engine `index` and return at once. Raises UserError or OSError where that fails.
+
+        `cache`: the number of tokens that its cache is to have, None where SGLang decides by the memory that is free.
+        """
         ...
 
 
 class Restarts:
     """The engines of a fleet that are on their way back, each at most `most` times within an hour.
 
-    `tell` gets a line for each turn.
+    `room`: tokens of a prompt and its response for which an engine must have room. `tell` gets a line for each turn.
+    All is called in one thread, with which these engines end.
     """
 
-    def __init__(self, members: Members, starter: Starter, most: int, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, members: Members, starter: Starter, most: int, room: int, tell: Callable[[str], None], *, shared: bool
+    ) -> None:
         self._members = members
         self._starter = starter
         self._most = most
+        self._room = room
         self._tell = tell
         self._starting: dict[int, Starting] = {}
         self._begun: dict[int, list[float]] = {}
         self._out: set[int] = set()
+        # Of engines that share devices: the cache's tokens by the engine's place.
+        self._caches = {index: m.process.api.cache_size() for index, m in enumerate(members.all)} if shared else {}
+        self._shared = shared
 
-    def look(self) -> None:
-        """Let in the engines that answer, and begin those that were lost; waits for none.
+    def look(self, *, devices_free: bool = False) -> None:
+        """Let in the engines that answer, and begin those that were lost; waits for none. No push may be under way.
 
-        No weights may be on their way; always in one thread, with which these engines end.
+        `devices_free`: the learner has left the devices, though the engines sleep.
         """
+        begins = devices_free or not (self._shared and self._members.asleep)
         for index, member in enumerate(self._members.all):
             if index in self._starting:
                 self._let_in(index)
-            elif not member.health.alive and index not in self._out:
+            elif begins and not member.health.alive and index not in self._out:
                 self._begin(index)
+
+    def possible(self) -> bool:
+        """Return True where an engine starts, or may be started again."""
+        dead = [index for index, member in enumerate(self._members.all) if not member.health.alive]
+        return any(index in self._starting or self._left(index) > 0 for index in dead)
+
+    def settle(self) -> None:
+        """Wait until no engine starts any more, where they share devices: the learner is about to take these."""
+        if self._shared and self._starting:
+            names = ", ".join(self._members.all[index].name for index in sorted(self._starting))
+            self._tell(f"the policy waits for {names}, which shares its devices and still starts")
+            while self._starting:
+                for index in list(self._starting):
+                    self._let_in(index)
+                time.sleep(_EXIT_POLL_S)
+
+    def bring_one_back(self) -> None:
+        """Start the lost engines and wait until one is back, or none can come back any more."""
+        while not self._members.alive() and self.possible():
+            self.look(devices_free=True)
+            if self._starting:
+                time.sleep(_EXIT_POLL_S)
 
     def close(self) -> None:
         """End those that are on their way."""
@@ -312,21 +364,28 @@ class Restarts:
         for one in starting.values():
             one.abandon()
 
-    def _begin(self, index: int) -> None:
+    def _left(self, index: int) -> int:
+        """How often an engine may restart now; 0 for one that stays out."""
+        if index in self._out:
+            return 0
         now = time.monotonic()
-        begun = [then for then in self._begun.get(index, []) if now - then < _WITHIN_S]
-        name = self._members.all[index].name
-        if len(begun) >= self._most:
+        return self._most - sum(now - then < _WITHIN_S for then in self._begun.get(index, []))
+
+    def _begin(self, index: int) -> None:
+        name, left = self._members.all[index].name, self._left(index)
+        if left <= 0:
             self._out.add(index)
             self._tell(
-                f"{name} stays out: lost {len(begun) + 1} times within {_WITHIN_S / 60:g} minutes "
+                f"{name} stays out: lost {self._most + 1} times within {_WITHIN_S / 60:g} minutes "
                 f"(rollout.restarts is {self._most})"
             )
             return
-        self._begun[index] = [*begun, now]
+        if not self._members.alive():
+            self._tell(f"no engine is left: the run waits for {name}, which restarts; it may {left - 1} times more")
+        self._begun[index] = [*self._begun.get(index, []), time.monotonic()]
         self._members.all[index].process.kill()
         try:
-            self._starting[index] = self._starter.begin(index)
+            self._starting[index] = self._starter.begin(index, self._caches.get(index))
         except (UserError, OSError) as error:
             self._tell(f"{name} did not restart: {one_line(error)}")
 
@@ -340,15 +399,23 @@ class Restarts:
             return
         if engine is None:
             return
-        del self._starting[index]
         try:
-            if self._members.asleep:
-                # As the others are while weights come: memory for weights, none for the cache.
-                engine.api.flush()
-                engine.api.release(("kv_cache",))
-            self._members.replace(index, engine)
-        except EngineFailed as error:
+            self._take_in(index, engine)
+        except (EngineFailed, UserError) as error:
             engine.kill()
             self._tell(f"{name} did not restart: {one_line(error)}")
-            return
-        self._tell(f"{name} is back; it serves once it holds the weights that are pushed now")
+        else:
+            self._tell(f"{name} is back; it serves once it holds the weights of the next push")
+        finally:
+            # Only now: until it is alive, whoever waits for an engine must see that one comes.
+            del self._starting[index]
+
+    def _take_in(self, index: int, engine: EngineHandle) -> None:
+        room = engine.api.prompt_limit()
+        if room < self._room:
+            raise UserError(f"it has room for {room} tokens, and prompts with their responses may need {self._room}")
+        if self._members.asleep:
+            # As the others are while weights come: memory for weights, none for the cache.
+            engine.api.flush()
+            engine.api.release(("kv_cache",))
+        self._members.replace(index, engine)

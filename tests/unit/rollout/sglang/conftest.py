@@ -73,6 +73,7 @@ def settings(
     tp: int = 1,
     restarts: int = 0,
     request_limit_s: float = 1800.0,
+    sleep: bool = False,
     **behaviour: Any,
 ) -> FleetSettings:
     return FleetSettings(
@@ -83,6 +84,7 @@ def settings(
             engines=engines, tp=tp, restarts=restarts, request_limit_s=request_limit_s, sglang=behaviour
         ),
         memory=folder if memory else None,
+        sleep=sleep,
         start_limit_s=HANG_S,
         command=(str(STANDIN),),
     )

@@ -38,6 +38,7 @@ class State:
         self.groups: dict[str, list] = {}
         self.generated: list[int] = []
         self.aborted: set[str] = set()
+        self.asleep: set[str] = set()
         self.flushes = self.most_at_once = self.at_once = 0
         self.lock = threading.Lock()
 
@@ -89,7 +90,12 @@ class Handler(BaseHTTPRequestHandler):
         state = self.state
         names = ("version", "loaded", "stamps", "groups", "generated", "flushes", "session", "paused")
         names += ("at_once", "most_at_once")
-        return {"pid": os.getpid(), "aborted": sorted(state.aborted), **{name: getattr(state, name) for name in names}}
+        return {
+            "pid": os.getpid(),
+            "aborted": sorted(state.aborted),
+            "asleep": sorted(state.asleep),
+            **{name: getattr(state, name) for name in names},
+        }
 
     def health(self, _: object) -> tuple[int, object]:
         return 200, {}
@@ -98,7 +104,18 @@ class Handler(BaseHTTPRequestHandler):
         return 200, {"weight_version": self.state.behaviour.get("version", self.state.version)}
 
     def server_info(self, _: object) -> tuple[int, object]:
-        return 200, {"max_req_input_len": 100}
+        return 200, {
+            "max_req_input_len": 100,
+            "max_total_num_tokens": self.state.behaviour.get("max_total_tokens", 777),
+        }
+
+    def release_memory_occupation(self, body: dict) -> tuple[int, object]:
+        self.state.asleep |= set(body["tags"])
+        return 200, {}
+
+    def resume_memory_occupation(self, body: dict) -> tuple[int, object]:
+        self.state.asleep -= set(body["tags"])
+        return 200, {}
 
     def generate(self, body: dict) -> tuple[int, object]:
         state = self.state
