@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from megasharp.common.errors import EnginesLost, NotSampled, UserError
 from megasharp.common.records import Group, SamplingParams
@@ -37,19 +37,21 @@ from megasharp.rollout.step_request import (
     StepRequest,
     most_refills,
 )
+from megasharp.rollout.tally import Tally
 
 _LOOK_S = 1.0
 
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of what happened to prompts in one step; docs/metrics.md explains them."""
+    """Counts of what happened to prompts in one step, and the tally of responses; docs/metrics.md explains them."""
 
     aborted: int = 0
     continued: int = 0
     stale_dropped: int = 0
     retried: int = 0
     unsampled: int = 0
+    tally: Tally = field(default_factory=Tally)
 
     def metrics(self) -> dict[str, float]:
         """Return the counts under the names of their metrics."""
@@ -114,6 +116,7 @@ class AsyncRollouts:
         started = time.perf_counter()
         # Minus what was counted before this step; the engine's count at its end is added below.
         counts = Counts(retried=-self._engine.retried)
+        self._engine.take_retried()
         sampling = self._maker.sampling_for(order)
         self._put_right(sampling, counts)
 
@@ -126,18 +129,19 @@ class AsyncRollouts:
         except SaveAsked:
             self._backlog = step.begun() + self._backlog
             # Engines that share the learners' devices must be idle before these can save.
-            _abort(self._engine, self._backlog)
+            _abort(self._engine, self._backlog, counts.tally)
             raise
         self._backlog = step.unfinished() + self._backlog
         if self._config.stragglers == "abort" or order.last:
             self._backlog = self._halt(self._backlog, counts)
         else:
-            self._run_ahead(source, order.wanted, sampling)
+            self._run_ahead(source, order.wanted, sampling, counts.tally)
         counts.retried += self._engine.retried
+        counts.tally.retried(self._engine.take_retried())
         kept = [group for group in groups if group.dropped_reason is None]
         total = time.perf_counter() - started
         seconds = {"rollout": total - step.reward_seconds, "reward": step.reward_seconds}
-        return Collected(groups, seconds, {**counts.metrics(), **staleness(kept)})
+        return Collected(groups, seconds, {**counts.metrics(), **staleness(kept)}, counts.tally)
 
     def _new(self, source: PromptSource) -> PromptWork:
         (prompt,) = source.take(1)
@@ -147,28 +151,28 @@ class AsyncRollouts:
         """Throw away what the present policy may not train on, or what cannot be continued."""
         oldest_allowed = self._engine.version - self._config.max_staleness
         unfit = [work for work in self._backlog if not work.fits(sampling) or _older(work, oldest_allowed)]
-        _abort(self._engine, unfit)
+        _abort(self._engine, unfit, counts.tally)
         for work in unfit:
             # A request in flight may have begun to be sampled later than it was sent.
             if work.begun and (not work.fits(sampling) or _older(work, oldest_allowed)):
-                work.discard()
+                work.discard(counts.tally)
                 counts.stale_dropped += 1
 
     def _halt(self, works: list[PromptWork], counts: Counts) -> list[PromptWork]:
         counts.aborted += sum(work.begun for work in works)
-        _abort(self._engine, works)
+        _abort(self._engine, works, counts.tally)
         if self._config.max_staleness == 0:
             for work in works:
-                work.discard()
+                work.discard(counts.tally)
         return works
 
-    def _run_ahead(self, source: PromptSource, wanted: int, sampling: SamplingParams) -> None:
+    def _run_ahead(self, source: PromptSource, wanted: int, sampling: SamplingParams, tally: Tally) -> None:
         """Keep the engines busy while the policy learns: one step's prompts in flight, no more."""
         while len(self._backlog) < prompts_at_once(wanted, self._config.oversample):
             self._backlog.append(self._new(source))
         for work in self._backlog:
             if work.future is None and not work.complete:
-                work.begin(self._engine, sampling)
+                work.begin(self._engine, sampling, tally)
 
 
 class _Step:
@@ -237,7 +241,7 @@ class _Step:
             self._open[self._started] = work
             self._started += 1
             if work.future is None and not work.complete:
-                work.begin(self._engine, self._sampling)
+                work.begin(self._engine, self._sampling, self._counts.tally)
 
     def _arrived(self) -> list[int]:
         """Numbers of the works that can be finished now, at least one, in order."""
@@ -255,13 +259,13 @@ class _Step:
         """Make a group of a work that was answered; where the answer cannot be used, ask again."""
         work = self._open[number]
         if work.future is not None and not self._settled(work):
-            work.begin(self._engine, self._sampling)
+            work.begin(self._engine, self._sampling, self._counts.tally)
             return
         if _older(work, self._version - self._config.max_staleness):
             assert self._config.max_staleness > 0, "an on-policy step got tokens of an earlier version"
-            work.discard()
+            work.discard(self._counts.tally)
             self._counts.stale_dropped += 1
-            work.begin(self._engine, self._sampling)
+            work.begin(self._engine, self._sampling, self._counts.tally)
             return
         self._done[number] = self._open.pop(number)
         group = self._group(number, work)
@@ -270,7 +274,7 @@ class _Step:
 
     def _settled(self, work: PromptWork) -> bool:
         try:
-            work.settle()
+            work.settle(self._counts.tally)
         except EnginesLost:
             self._counts.retried += 1
             return False
@@ -297,11 +301,11 @@ def _older(work: PromptWork, version: int) -> bool:
     return work.oldest is not None and work.oldest < version
 
 
-def _abort(engine: AsyncEngine, works: Sequence[PromptWork]) -> None:
+def _abort(engine: AsyncEngine, works: Sequence[PromptWork], tally: Tally) -> None:
     """End what is in flight; each work keeps what it has."""
     running = [work for work in works if work.future is not None]
     engine.abort([work.future for work in running if work.future is not None])
     for work in running:
         # Prompts that no engine sampled stay open; the next step requests them again.
         with suppress(NotSampled):
-            work.settle(aborted=True)
+            work.settle(tally, aborted=True)

@@ -9,6 +9,7 @@ from megasharp.common.records import Group, Prompt
 from megasharp.common.signals import SaveAsked, check_save, interruptible
 from megasharp.rollout.in_flight import Unfinished
 from megasharp.rollout.step_request import Collected, Engine, GroupMaker, PromptSource, StepRequest, fill
+from megasharp.rollout.tally import Tally
 
 
 class Rollouts:
@@ -28,6 +29,7 @@ class Rollouts:
         """
         seconds = {"rollout": 0.0, "reward": 0.0}
         taken: list[Prompt] = []
+        tally = Tally()
 
         def sample(count: int, first: int) -> list[Group]:
             prompts = source.take(count)
@@ -35,8 +37,10 @@ class Rollouts:
             started = time.perf_counter()
             version = self._engine.version
             requests = [self._maker.request(prompt) for prompt in prompts]
+            tally.asked(seed for request in requests for seed in request.seeds)
             with interruptible():
                 sampled = self._engine.generate(requests, self._maker.sampling_for(order))
+            tally.answered(completion for completions in sampled for completion in completions)
             generated = time.perf_counter()
             names = [f"step{order.step}-{first + number}" for number in range(len(prompts))]
             groups = self._maker.groups(names, prompts, sampled, version)
@@ -50,7 +54,7 @@ class Rollouts:
         except SaveAsked:
             self._untrained += taken
             raise
-        return Collected(groups, seconds, {})
+        return Collected(groups, seconds, {}, tally)
 
     def unfinished(self) -> tuple[Unfinished, ...]:
         """Prompts that were taken but are in no step's groups; what was sampled of them is not kept."""

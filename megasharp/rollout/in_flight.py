@@ -28,6 +28,7 @@ from megasharp.common.records import (
     VersionSpan,
 )
 from megasharp.rollout.step_request import AsyncEngine
+from megasharp.rollout.tally import Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ def staleness(groups: Sequence[Group]) -> dict[str, float]:
 class PromptWork:
     """The responses of one prompt, sampled at once or in several parts.
 
-    `so_far` is what an earlier process sampled of them.
+    `so_far` is what an earlier process sampled of them. What happens to them goes into the step's `tally`.
     """
 
     def __init__(self, prompt: Prompt, request: GenerateRequest, so_far: Unfinished | None = None) -> None:
@@ -170,6 +171,7 @@ class PromptWork:
         self._request = request
         self._sampling: SamplingParams | None = None
         self._sampled_with = so_far.sampled_with
+        self._asked = so_far.sampled_with is not None
         self._begun_by = 0
         self._lost = False
         self._completions = list(so_far.responses)
@@ -214,9 +216,12 @@ class PromptWork:
             open_ = []
         return Unfinished(self.prompt.epoch, self.prompt.position, tuple(responses), tuple(open_), self._sampled_with)
 
-    def begin(self, engine: AsyncEngine, sampling: SamplingParams) -> None:
+    def begin(self, engine: AsyncEngine, sampling: SamplingParams, tally: Tally) -> None:
         """Ask for the responses that are not finished, from where they stand."""
         assert self.future is None and self._open
+        if not self._asked:
+            tally.asked(self._request.seeds)
+            self._asked = True
         self._sampling = sampling
         self._sampled_with = SampledWith.of(sampling)
         self._begun_by = engine.version
@@ -227,7 +232,7 @@ class PromptWork:
         request = GenerateRequest(self._request.tokens, seeds, begun if any(begun) else ())
         self.future = engine.submit(request, sampling)
 
-    def settle(self, *, aborted: bool = False) -> None:
+    def settle(self, tally: Tally, *, aborted: bool = False) -> None:
         """Take the answer of the request in flight. A response that was ended by our abort stays open.
 
         Raises EnginesLost the first time that engines were lost over this prompt; it can begin again then. Raises
@@ -241,6 +246,8 @@ class PromptWork:
             # A prompt over which engines were lost is asked for once more, and then given up.
             if aborted or (isinstance(error, EnginesLost) and not self._lost):
                 self._lost = True
+                if not aborted:
+                    tally.retried(self._request.seeds[index] for index in self._open)
                 raise
             for index in self._open:
                 self._append(index, Completion.unsampled(self._request.seeds[index], self._sampling), self._sampling)
@@ -248,24 +255,26 @@ class PromptWork:
             raise NotSampled(str(error)) from error
         still_open = []
         for index, part in zip(self._open, parts, strict=True):
-            reason = self._append(index, part, self._sampling)
-            if aborted and reason is FinishReason.ABORT:
+            joined = self._append(index, part, self._sampling)
+            tally.answered([joined])
+            if aborted and joined.finish_reason is FinishReason.ABORT:
                 still_open.append(index)
         self._open = still_open
 
-    def _append(self, index: int, part: Completion, sampling: SamplingParams) -> FinishReason:
-        """Join what was sampled now to what there was; returns how the response ended."""
+    def _append(self, index: int, part: Completion, sampling: SamplingParams) -> Completion:
+        """Join what was sampled now to what there was; returns the response so far."""
         joined = self._joined(index, part, sampling)
         self._completions[index] = joined
-        return joined.finish_reason
+        return joined
 
     def _joined(self, index: int, part: Completion, sampling: SamplingParams) -> Completion:
         earlier = self._completions[index]
         return ended(part if earlier is None else join(earlier, part), sampling)
 
-    def discard(self) -> None:
+    def discard(self, tally: Tally) -> None:
         """Throw away what was sampled; the prompt is to be sampled again from its start."""
         assert self.future is None
+        tally.discarded(completion for completion in self._completions if completion is not None)
         self._sampled_with = None
         self._completions = [None] * len(self._completions)
         self._open = list(range(len(self._completions)))

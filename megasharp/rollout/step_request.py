@@ -12,7 +12,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from megasharp.common.errors import UserError
@@ -28,6 +28,7 @@ from megasharp.common.records import (
     SamplingParams,
     Verdict,
 )
+from megasharp.rollout.tally import SURPLUS, Tally
 from megasharp.tasks.judge import Item, Judge
 
 
@@ -58,6 +59,10 @@ class AsyncEngine(Engine, Protocol):
     @property
     def retried(self) -> int:
         """Number of requests sent again since the start because an engine failed over them."""
+        ...
+
+    def take_retried(self) -> list[int]:
+        """Return the seeds of the samples sent again since the last call, each as often as it was."""
         ...
 
     def submit(self, request: GenerateRequest, sampling: SamplingParams) -> Future[list[Completion]]:
@@ -117,15 +122,14 @@ class Collected:
     """A step's groups in the order of their prompts, dropped ones included.
 
     `seconds` is by stage: `rollout`, and `reward`, which is everything from text to verdict; they do not overlap.
-    `metrics` are the collection's own, by their names.
+    `metrics` are the collection's own, by their names; `tally` counts responses, and what becomes of them after it.
     """
 
     groups: list[Group]
     seconds: Mapping[str, float]
     metrics: Mapping[str, float]
+    tally: Tally = field(default_factory=Tally)
 
-
-SURPLUS = "surplus"
 
 # From a number of prompts, and the number of the first group, to groups after selection.
 Collect = Callable[[int, int], list[Group]]

@@ -37,6 +37,7 @@ from megasharp.config.run_config import RunConfig
 from megasharp.metrics.clock import StageClock
 from megasharp.metrics.group_metrics import advantage_metrics, flatten, group_metrics
 from megasharp.rollout.step_request import Collected, PromptSource, StepRequest
+from megasharp.rollout.tally import places_in
 from megasharp.trainer.guards import Guards, StopReason
 from megasharp.weight_sync.endpoints import WeightSource
 
@@ -237,7 +238,8 @@ def train_step(parts: Components, config: RunConfig, step: int) -> tuple[list[Gr
     # Before the update, so that its penalty is already to the new reference.
     reset = _reset(parts, step)
     groups = collected.groups
-    stats, update = _update(parts, recipe, groups, config.seed + step)
+    stats, update, trained = _update(parts, recipe, groups, config.seed + step)
+    collected.tally.grouped(groups, trained)
     memory: Metrics = {}
     if parts.memory is not None:
         with clock.stage("memory"):
@@ -248,7 +250,8 @@ def train_step(parts: Components, config: RunConfig, step: int) -> tuple[list[Gr
     # From here on engines sample with the new weights; what they still sample from before is one version staler.
     with clock.stage("sync"):
         parts.sync.push(parts.learner, parts.memory)
-    values = group_metrics(groups) | dict(collected.metrics) | flatten(update) | flatten(memory)
+    values = group_metrics(groups) | dict(collected.metrics) | collected.tally.metrics()
+    values |= flatten(update) | flatten(memory)
     done = {
         "policy/skipped": stats.skipped,
         "policy/spikes": stats.spikes,
@@ -273,25 +276,30 @@ def _collect(parts: Components, config: RunConfig, recipe: Recipe, step: int, li
     return replace(collected, metrics={**collected.metrics, **asked})
 
 
-def _update(parts: Components, recipe: Recipe, groups: Sequence[Group], seed: int) -> tuple[StepStats, Metrics]:
-    """Update the policy; returns the report and metrics. A step of which nothing is left counts as skipped."""
+def _update(
+    parts: Components, recipe: Recipe, groups: Sequence[Group], seed: int
+) -> tuple[StepStats, Metrics, set[int]]:
+    """Update the policy; returns the report, metrics, and the places of the responses that it read.
+
+    A step of which nothing is left counts as skipped.
+    """
     nothing = StepStats(loss=0.0, grad_norm=0.0, learning_rate=0.0, skipped=1)
     with parts.clock.stage("prepare"):
         samples = recipe.advantages(groups)
         if not samples:
-            return nothing, {}
+            return nothing, {}, set()
         packed = pack(samples, parts.layout, seed)
     with parts.clock.stage("annotate"):
         annotated = parts.learner.annotate(packed, parts.guards.needs(recipe.annotation))
         batch, gaps = parts.guards.filter(annotated, recipe, groups, parts.layout)
         if batch is None:
-            return nothing, gaps
+            return nothing, gaps, set()
         batch, calibrated = recipe.calibrate(batch)
     with parts.clock.stage("update"):
         stats = parts.learner.step(batch, recipe, parts.control.norm_limit())
         parts.control.updated(stats.norms)
     report = {"loss": stats.loss, "grad_norm": stats.grad_norm, "learning_rate": stats.learning_rate}
-    return stats, {
+    metrics = {
         **packing_metrics(batch, parts.layout.flops),
         **advantage_metrics(batch),
         **calibrated,
@@ -300,6 +308,7 @@ def _update(parts: Components, recipe: Recipe, groups: Sequence[Group], seed: in
         **{f"policy/{name}": Mean(value, 1.0) for name, value in report.items()},
         **{f"update/{name}_seconds": Mean(seconds, 1.0) for name, seconds in stats.seconds.items()},
     }
+    return stats, metrics, places_in(batch)
 
 
 def _reset(parts: Components, step: int) -> bool:

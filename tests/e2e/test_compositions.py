@@ -42,6 +42,7 @@ COMPOSITIONS: dict[str, tuple[str, ...]] = {
 }
 # Of the papers' methods each is in one of these.
 FEW = ("dapo,iac,dlc", "grpo,ds,casp")
+OF_RESPONSES = ("", "_tokens", "_length_mean", "_length_p90")
 # Figures that every run logs.
 ALWAYS = (
     "candidates/lambda_1", "candidates/lambda_2", "candidates/lambda_3", "candidates/lambda_sample",
@@ -49,6 +50,8 @@ ALWAYS = (
     "entropy/policy", "entropy/response_mean", "entropy/correct",
     "entropy/incorrect", "group/answer_entropy", "group/zero_advantage", "group/solved_all", "group/solved_none",
     "group/distinct_correct", "policy/ratio",
+    *(f"responses/{word}{of}" for word in ("asked", "finished", "trained") for of in OF_RESPONSES),
+    *(f"responses/{word}{of}" for word in ("retried", "discarded", "dropped") for of in OF_RESPONSES[:2]),
 )  # fmt: skip
 
 

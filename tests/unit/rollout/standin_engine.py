@@ -49,6 +49,9 @@ class StandInEngine:
         self._ended |= set(futures)
         wait(futures)
 
+    def take_retried(self) -> list[int]:
+        return []
+
     def generate(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> list[list[Completion]]:
         raise AssertionError("the stand-in is asked one request at a time")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from megasharp.common.records import Group, Prompt, TaskAnswer
-from megasharp.rollout.step_request import SURPLUS, fill
+from megasharp.rollout.step_request import fill
+from megasharp.rollout.tally import SURPLUS
 
 
 class Source:

@@ -321,6 +321,10 @@ class Fleet:
         """Number of requests that were sent again because an engine failed over them."""
         return self._router.retried
 
+    def take_retried(self) -> list[int]:
+        """Return the seeds of the samples sent again since the last call, each as often as it was."""
+        return self._router.take_retried()
+
     def submit(self, request: GenerateRequest, sampling: SamplingParams) -> Future[list[Completion]]:
         """Sample one request; returns at once. What `generate` says of errors of sampling holds for the future.
 

@@ -111,6 +111,7 @@ class LeastLoaded:
 
     def __init__(self, members: Members, settings: RouterSettings, request_limit_s: float) -> None:
         self.retried = 0
+        self._retried_seeds: list[int] = []
         self._request_limit_s = request_limit_s
         self._members = members
         self._settings = settings
@@ -139,6 +140,12 @@ class LeastLoaded:
         """Send none of these requests that has not gone out yet; nobody waits for any."""
         for sending in self._unanswered(answers):
             sending.forgo()
+
+    def take_retried(self) -> list[int]:
+        """Return the seeds of the samples sent again since the last call, each as often as it was."""
+        with self._counting:
+            taken, self._retried_seeds = self._retried_seeds, []
+        return taken
 
     def close(self) -> None:
         """Take no more requests; those under way end with the engines."""
@@ -169,8 +176,10 @@ class LeastLoaded:
                     self._members.report_failure(member, error)
                 finally:
                     sending.leave()
-            with self._counting:
-                self.retried += attempt + 1 < self._settings.attempts
+            if attempt + 1 < self._settings.attempts:
+                with self._counting:
+                    self.retried += 1
+                    self._retried_seeds += sending.request.seeds
         raise EnginesLost(f"it was given up after several engines failed: {reason}")
 
     def _ask(self, member: Member, sending: _Sending) -> list[Completion]:

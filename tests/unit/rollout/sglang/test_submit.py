@@ -150,6 +150,8 @@ def test_what_a_lost_engine_had_is_sent_again_and_counted(make: Make) -> None:
     check_all(requests, found)
     assert {engine_of(c) for completions in found for c in completions} == {1}
     assert stand_ins.fleet.retried == 2
+    lost = sorted(seed for request in requests[::2] for seed in request.seeds)
+    assert (sorted(stand_ins.fleet.take_retried()), stand_ins.fleet.take_retried()) == (lost, [])
 
 
 def test_a_request_that_kills_engines_says_so(make: Make) -> None:
