@@ -92,7 +92,8 @@ def test_two_runs_of_one_resolved_run_are_equal(tmp_path: Path, monkeypatch: pyt
 )
 def test_combination_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, methods: str) -> None:
     monkeypatch.chdir(REPOSITORY)
-    rows = run(tmp_path / "run", f"recipe.methods=[{methods}]", f"name={methods.replace(',', '-')}")
+    window = ["recipe.dlc.window=6"] if "dlc" in methods else []
+    rows = run(tmp_path / "run", f"recipe.methods=[{methods}]", f"name={methods.replace(',', '-')}", *window)
     assert [row["step"] for row in rows] == [1, 2, 3]
     for row in rows:
         assert row["policy/skipped"] == 0 and row["policy/grad_norm"] > 0
@@ -105,6 +106,18 @@ def test_combination_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, met
     assert rows[-1]["policy/sampler_gap"] > 0
     memory = tmp_path / "run" / "checkpoints" / "step_000003" / "memory"
     assert memory.is_dir() == (memory / "hf" / "config.json").is_file() == ("dlc" in methods)
+    if "dlc" in methods:
+        _assert_learner_and_engine_hold_one_memory(tmp_path / "run", rows)
+
+
+def _assert_learner_and_engine_hold_one_memory(folder: Path, rows: list[dict[str, float]]) -> None:
+    """The cross-entropy, at temperature 1, is that of the log-probs that the engine recorded when it sampled."""
+    for row in rows:
+        table = pq.read_table(folder / "rollouts" / f"step_{int(row['step']):06d}.parquet").to_pydict()
+        sums = [
+            length * mean for length, mean in zip(table["length"], table["mean_memory_logp"], strict=True) if length
+        ]
+        assert row["memory/cross_entropy"] == pytest.approx(-sum(sums) / sum(table["length"]), abs=2e-6)
 
 
 @pytest.mark.long("runs")
@@ -151,7 +164,7 @@ def _assert_shown_with_and_without(folder: Path, out: str) -> None:
 
 @pytest.mark.long("runs")
 def test_four_ranks_train_policy_and_memory_alike(command: Command) -> None:
-    recipe = ("recipe.methods=[dapo,iac,dlc]", "steps=2")
+    recipe = ("recipe.methods=[dapo,iac,dlc]", "recipe.dlc.window=6", "steps=2")
     command.run(*command.train(*recipe, "name=one"))
     command.run(*command.train(*recipe, "name=four", "policy.tp=2", "policy.pp=2"))
     for one, four in zip(command.rows("one"), command.rows("four"), strict=True):

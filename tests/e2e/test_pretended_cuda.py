@@ -22,6 +22,7 @@ SHORT = (
     "data.prompts_per_step=4",
     "data.responses_per_prompt=4",
     "recipe.methods=[dapo, iac, dlc, kl]",
+    "recipe.dlc.window=6",
     "checkpoint.every=1",
     "eval.n=1",
     "eval.k=[1]",

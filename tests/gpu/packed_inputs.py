@@ -23,9 +23,9 @@ def inputs(rows: int, heads: int, groups: int, size: int, dtype: torch.dtype) ->
     return [torch.randn(shape, generator=generator).to(dtype).cuda() for shape in shapes]
 
 
-def on_gpu(segments: Segments, rows: int) -> PackedRows:
+def on_gpu(segments: Segments, rows: int, response_window: int | None = None) -> PackedRows:
     tables = torch.empty(rows, 1, device="cuda")
-    return packed_rows(segments, tables, tables)
+    return packed_rows(segments, tables, tables, response_window=response_window)
 
 
 def with_gradients(out: Tensor, inputs: list[Tensor], cotangent: Tensor) -> list[Tensor]:

@@ -14,48 +14,65 @@ from megasharp.learner.attention import attend
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")]
 
 
-def written_out(query: Tensor, key: Tensor, value: Tensor, segments: Segments, window: int | None) -> Tensor:
+def written_out(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    segments: Segments,
+    window: int | None,
+    response_window: int | None = None,
+) -> Tensor:
     run = torch.repeat_interleave(segments.length)
     before = torch.where(segments.prefix >= 0, segments.length[segments.prefix], 0)
     position = torch.arange(len(run)) - segments.start[run] + before[run]
     distance = position[:, None] - position
     same = (run[:, None] == run) | (segments.prefix[run][:, None] == run)
-    mask = (same & (distance >= 0) & (distance < (window or len(run)))).cuda()
+    recent = (distance < (response_window or len(run))) | (segments.prefix[run] < 0)
+    mask = (same & (distance >= 0) & (distance < (window or len(run))) & recent).cuda()
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
     scores = torch.einsum("phd,qhd->hpq", query, key) / query.shape[-1] ** 0.5
     weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
     return torch.einsum("hpq,qhd->phd", weights, value).flatten(1)
 
 
-@pytest.mark.parametrize("window", [None, 1, 100])
+@pytest.mark.parametrize(
+    ("window", "response_window"), [(None, None), (1, None), (100, None), (None, 1), (None, 64), (None, 100)]
+)
 @pytest.mark.parametrize(("heads", "groups", "size"), [(8, 2, 128), (4, 4, 64), (16, 2, 256)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_outputs_and_gradients(
-    window: int | None, heads: int, groups: int, size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    window: int | None,
+    response_window: int | None,
+    heads: int,
+    groups: int,
+    size: int,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     segments = segments_of(RUNS)
     rows = int(segments.length.sum())
     *given, cotangent = inputs(rows, heads, groups, size, dtype)
     exact = [x.double().requires_grad_() for x in given]
-    expected = with_gradients(written_out(*exact, segments, window), exact, cotangent.double())
+    expected = with_gradients(written_out(*exact, segments, window, response_window), exact, cotangent.double())
     given = [x.requires_grad_() for x in given]
     assert flash_varlen.supports(given[0])
-    got = with_gradients(attend(*given, on_gpu(segments, rows), window, None), given, cotangent)
+    got = with_gradients(attend(*given, on_gpu(segments, rows, response_window), window, None), given, cotangent)
     monkeypatch.setattr(flash_varlen, "supports", lambda query: False)
-    blocks = with_gradients(attend(*given, on_gpu(segments, rows), window, None), given, cotangent)
+    blocks = with_gradients(attend(*given, on_gpu(segments, rows, response_window), window, None), given, cotangent)
     for mine, theirs, true in zip(got, blocks, expected, strict=True):
         error, usual = ((x.double() - true).norm() / true.norm() for x in (mine, theirs))
         # At this precision torch's masked attention is not exact either.
         assert error < 0.02 and error < 2 * usual + 1e-3
 
 
-def test_layers_do_not_wait_for_the_gpu() -> None:
+@pytest.mark.parametrize("response_window", [None, 64])
+def test_layers_do_not_wait_for_the_gpu(response_window: int | None) -> None:
     """Once a micro-batch's plan is there, attention reads nothing back."""
     segments = segments_of(RUNS)
     rows = int(segments.length.sum())
     *given, cotangent = inputs(rows, 8, 2, 128, torch.bfloat16)
     given = [x.requires_grad_() for x in given]
-    packed = on_gpu(segments, rows)
+    packed = on_gpu(segments, rows, response_window)
     with_gradients(attend(*given, packed, None, None), given, cotangent)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
