@@ -20,6 +20,9 @@ subtraction, and takes one of two forms:
     plausible: {min_p: 0.1}     tokens with at least a tenth of the likeliest token's probability at the temperature
     plausible: {top_k: 20}      the 20 likeliest tokens
 
+`window` is ours as well, and off by default: the memory network then attends to the prompt and to the last tokens
+alone, when it samples and when it learns (docs/decisions/0047).
+
 The memory's cross-entropy is no method of the table, because it is no way to train a policy on rewards.
 """
 
