@@ -67,6 +67,12 @@ class RolloutConfig(Section):
         description="Share of prompts sampled beyond prompts_per_step, so that slow ones need not be waited for; 0.25 "
         "is a quarter more. The unfinished prompts come first in the next step. 0: none.",
     )
+    allow_length_bias: bool = Field(
+        default=False,
+        description="Permits oversample above 0 with max_staleness 0. A step then trains on the prompts that finish "
+        "first and throws the tokens of the others away, so it trains on shorter responses than the policy gives. Turn "
+        "it on to study that, or to reproduce a run that had it.",
+    )
     stragglers: Literal["abort", "keep"] = Field(
         default="abort",
         description="Handling of prompts that are unfinished when a step has enough groups. abort stops them between "

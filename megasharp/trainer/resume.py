@@ -15,6 +15,7 @@ from megasharp.checkpoint.run_folder import holds_no_run, stored_config
 from megasharp.common.errors import UserError
 from megasharp.config.core import dump_yaml, flat, parse_yaml, validate
 from megasharp.config.log import LogConfig
+from megasharp.config.rollout import RolloutConfig
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.architecture import (
     ARGUMENTS_FILE,
@@ -67,6 +68,21 @@ def with_stored_tables(root: Path, config: RunConfig) -> RunConfig:
     return config
 
 
+def with_stored_bias(root: Path, config: RunConfig) -> RunConfig:
+    """Return a configuration that allows the length bias of a run that was begun before there was a key for it.
+
+    Its steps go on as they were; `check_resume` names the key as changed. A file that sets the key is followed.
+    """
+    if holds_no_run(root) or "allow_length_bias" in config.rollout.model_fields_set:
+        return config
+    with suppress(UserError):
+        stored = stored_config(root).get("rollout") or {}
+        begun = validate(RolloutConfig, stored, str(root / "config.yaml"))
+        if "allow_length_bias" not in begun.model_fields_set and begun.oversample and not begun.max_staleness:
+            return config.model_copy(update={"rollout": config.rollout.model_copy(update={"allow_length_bias": True})})
+    return config
+
+
 def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = (), remedy: str = _REMEDY) -> list[str]:
     """Return lines that name changes since the last attempt; none for a run that does not exist yet.
 
@@ -99,6 +115,7 @@ def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = (), rem
         raise UserError(f"{root}: step {done} is done already; steps={config.steps} is less")
     decay = config.policy.optimizer.decay
     notes = {} if decay == "constant" else {"steps": f" (the {decay} decay of the learning rate ends there)"}
+    notes["rollout.allow_length_bias"] = " (with oversample and max_staleness 0, steps train on what is sampled first)"
     notes |= dict.fromkeys(_RETENTION, " (the tables that are there are kept or removed by it too)")
     return [
         f"changed since the last attempt: {key}: {before.get(key)!r} -> {now.get(key)!r}{notes.get(key, '')}"

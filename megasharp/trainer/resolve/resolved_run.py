@@ -121,6 +121,12 @@ def check_rollout(rollout: RolloutConfig, where: str) -> None:
             f"{where}: rollout.stragglers=keep lets responses go on under new weights, which rollout.max_staleness=0 "
             "forbids; raise max_staleness or set stragglers=abort"
         )
+    if rollout.oversample and rollout.max_staleness == 0 and not rollout.allow_length_bias:
+        raise UserError(
+            f"{where}: rollout.oversample={rollout.oversample:g} with max_staleness=0 throws away what is slow, so "
+            "long responses train too seldom; set rollout.max_staleness=1, which keeps them as partial rollouts, or "
+            "rollout.allow_length_bias=true"
+        )
     # SGLang would call it greedy, and leave the temperature out.
     if rollout.top_k == 1:
         raise UserError(

@@ -18,7 +18,16 @@ def test_the_engine_in_this_process_samples_one_batch_at_a_time(key: dict[str, o
         check_rollout(RolloutConfig.model_validate(key), "run.yaml")
     assert "\n" not in str(raised.value)
     if "stragglers" not in key:
-        check_rollout(RolloutConfig.model_validate({**key, "engine": "sglang"}), "run.yaml")
+        check_rollout(RolloutConfig.model_validate({"max_staleness": 1, **key, "engine": "sglang"}), "run.yaml")
+
+
+def test_on_policy_oversampling_is_asked_for_twice() -> None:
+    """It throws away what is slow: the longest answers."""
+    biased = {"engine": "sglang", "oversample": 0.25}
+    with pytest.raises(UserError, match=r"long responses train too seldom; set rollout\.max_staleness=1.*=true$"):
+        check_rollout(RolloutConfig.model_validate(biased), "run.yaml")
+    for allowed in ({"max_staleness": 1}, {"allow_length_bias": True}):
+        check_rollout(RolloutConfig.model_validate({**biased, **allowed}), "run.yaml")
 
 
 def test_kept_stragglers_need_staleness() -> None:
@@ -35,7 +44,8 @@ def test_the_defaults_pass() -> None:
 @each_case("key", ["max_staleness=1", "oversample=0.5"])
 def test_what_depends_on_speed_is_not_deterministic(key: str) -> None:
     minimal = "{name: minimal, steps: 3, model: {path: no/such/folder}, data: {task: countdown}, deterministic: true}"
-    tree = apply_overrides(parse_yaml(minimal, "minimal"), ["rollout.engine=sglang", f"rollout.{key}"])
+    keys = ["rollout.engine=sglang", "rollout.allow_length_bias=true", f"rollout.{key}"]
+    tree = apply_overrides(parse_yaml(minimal, "minimal"), keys)
     with pytest.raises(
         UserError, match=rf"run\.yaml: deterministic: with rollout\.{key.split('=')[0]} above 0"
     ) as raised:

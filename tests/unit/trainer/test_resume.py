@@ -16,7 +16,14 @@ from megasharp.config.run_config import RunConfig, load_run
 from megasharp.convert.architecture import record_arguments
 from megasharp.convert.hf_folder import read_config
 from megasharp.trainer.resolve.resolved_run import check
-from megasharp.trainer.resume import check_inputs, check_recorded, check_resume, inputs_of, with_stored_tables
+from megasharp.trainer.resume import (
+    check_inputs,
+    check_recorded,
+    check_resume,
+    inputs_of,
+    with_stored_bias,
+    with_stored_tables,
+)
 from tests.unit.saving import save_at_once
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -70,6 +77,21 @@ def test_a_run_that_kept_all_tables_goes_on_so_unless_its_file_says_otherwise(tm
         "changed since the last attempt: log.rollouts.keep_last: None -> 1000 (the tables that are there are kept or "
         "removed by it too)"
     ]
+
+
+def test_a_run_that_oversampled_on_policy_before_there_was_a_key_goes_on(tmp_path: Path) -> None:
+    biased = ("rollout.engine=sglang", "rollout.oversample=0.25")
+    path = _stored(tmp_path, *biased) / "config.yaml"
+    assert not with_stored_bias(tmp_path, _config(*biased)).rollout.allow_length_bias
+    tree = parse_yaml(path.read_text(), "stored")
+    del tree["rollout"]["allow_length_bias"]
+    path.write_text(yaml.safe_dump(tree))
+    goes_on = with_stored_bias(tmp_path, _config(*biased))
+    assert goes_on.rollout.allow_length_bias
+    (told,) = check_resume(tmp_path, goes_on)
+    assert told.startswith("changed since the last attempt: rollout.allow_length_bias: False -> True (")
+    refused = _config(*biased, "rollout.allow_length_bias=false")
+    assert with_stored_bias(tmp_path, refused) is refused
 
 
 def test_a_run_that_does_not_exist_yet_begins(tmp_path: Path) -> None:
