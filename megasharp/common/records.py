@@ -146,7 +146,8 @@ class Completion:
     are at the sampling temperature. `argmax_moved` (bool) and `calibration_kl` (nats) say what the memory did to the
     distribution that each token came from, before truncation: whether its likeliest token is another one than the
     policy's, and KL(calibrated || policy). None where nothing was subtracted. `entropy` (nats) and `top_logp` [T, N],
-    the likeliest first, are of the policy's own distribution before each token; None where nobody asked.
+    the likeliest first, are of the policy's own distribution before each token; None where nobody asked. `cause` says
+    in words why an aborted one has no end of its own; it is empty where that is not known.
 
     Example: `tokens=tensor([4, 13, 6, 1])`, `sampler_logp=policy_logp=tensor([-0.7, -0.1, -1.2, -0.02])` (float32),
     `memory_logp=None`, `version_spans=(VersionSpan(12, 0, 4),)`, `finish_reason=FinishReason.STOP`, `seed=991`.
@@ -163,15 +164,16 @@ class Completion:
     calibration_kl: Tensor | None = None
     entropy: Tensor | None = None
     top_logp: Tensor | None = None
+    cause: str = ""
 
     @classmethod
-    def unsampled(cls, seed: int, sampling: SamplingParams) -> Completion:
+    def unsampled(cls, seed: int, sampling: SamplingParams, cause: str = "") -> Completion:
         """Return the completion of a request that could not be served: no tokens, and FinishReason.ABORT."""
         tokens, empty = torch.empty(0, dtype=torch.int64), torch.empty(0)
         if sampling.memory_mu is None:
-            return cls(tokens, empty, empty, None, (), FinishReason.ABORT, seed)
+            return cls(tokens, empty, empty, None, (), FinishReason.ABORT, seed, cause=cause)
         moved = torch.empty(0, dtype=torch.bool)
-        return cls(tokens, empty, empty, empty, (), FinishReason.ABORT, seed, moved, empty)
+        return cls(tokens, empty, empty, empty, (), FinishReason.ABORT, seed, moved, empty, cause=cause)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -194,6 +194,15 @@ class GuardConfig(Section):
         "3 steps in a row, or in one step with all responses, saves a checkpoint and stops. null: it never stops for "
         "that, and failed responses count as reward 0.",
     )
+    infra_rate: float | None = Field(
+        default=0.02,
+        ge=0.0,
+        le=1.0,
+        description="Share of a step's responses that engines may end, or not sample at all: such a response is not "
+        "trained on, and long ones are the first to go. A run saves a checkpoint and stops where 6 responses or more, "
+        "and a larger share than this, are lost in one step, or in the latest steps that together have 256 responses. "
+        "So one lost response never stops a small run. null: it never stops for that.",
+    )
     spike_sigma: float | None = Field(
         default=6.0,
         gt=0.0,

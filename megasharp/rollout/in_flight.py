@@ -92,7 +92,7 @@ def join(earlier: Completion, later: Completion) -> Completion:
     if not earlier.tokens.numel():
         return later
     if not later.tokens.numel():
-        return replace(earlier, finish_reason=later.finish_reason)
+        return replace(earlier, finish_reason=later.finish_reason, cause=later.cause)
     assert (earlier.memory_logp is None) == (later.memory_logp is None)
     offset = earlier.tokens.numel()
     moved = (VersionSpan(span.version, span.start + offset, span.end + offset) for span in later.version_spans)
@@ -114,6 +114,7 @@ def join(earlier: Completion, later: Completion) -> Completion:
         calibration_kl=_joined(earlier.calibration_kl, later.calibration_kl),
         entropy=_joined(earlier.entropy, later.entropy),
         top_logp=_joined(earlier.top_logp, later.top_logp),
+        cause=later.cause,
     )
 
 
@@ -250,7 +251,8 @@ class PromptWork:
                     tally.retried(self._request.seeds[index] for index in self._open)
                 raise
             for index in self._open:
-                self._append(index, Completion.unsampled(self._request.seeds[index], self._sampling), self._sampling)
+                lost = Completion.unsampled(self._request.seeds[index], self._sampling, cause=str(error))
+                self._append(index, lost, self._sampling)
             self._open = []
             raise NotSampled(str(error)) from error
         still_open = []

@@ -227,8 +227,12 @@ def judged(judge: Judge, completions: Sequence[Completion], items: Sequence[Item
     """Judge completions, decoded as `items`, in order; the verdict is INFRA where the engine aborted one."""
     whole = [completion.finish_reason is not FinishReason.ABORT for completion in completions]
     verdicts = iter(judge.verdicts([item for item, is_whole in zip(items, whole, strict=True) if is_whole]))
-    aborted = Verdict(Outcome.INFRA, 0.0, detail="the engine aborted the response")
-    return [next(verdicts) if is_whole else aborted for is_whole in whole]
+
+    def aborted(completion: Completion) -> Verdict:
+        return Verdict(Outcome.INFRA, 0.0, detail=completion.cause or "the engine aborted the response")
+
+    pairs = zip(completions, whole, strict=True)
+    return [next(verdicts) if is_whole else aborted(completion) for completion, is_whole in pairs]
 
 
 def response_seed(run_seed: int, prompt_id: str, epoch: int, index: int) -> int:

@@ -9,6 +9,8 @@ with the tokens that had arrived.
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from itertools import count
 
@@ -81,6 +83,23 @@ def _figures(what: str, lengths: Sequence[int]) -> dict[str, float]:
     at_90 = sorted(lengths)[math.ceil(0.9 * len(lengths) - 1e-9) - 1]
     means = {"mean": sum(lengths) / len(lengths), "p90": float(at_90)}
     return figures | {f"responses/{what}_length_{name}": value for name, value in means.items()}
+
+
+def lost_responses(groups: Sequence[Group], request_limit_s: float) -> tuple[int, Counter[str]]:
+    """Count all responses, and those that engines ended or never sampled, by the cause in words."""
+    completions = [response.completion for group in groups for response in group.responses]
+    causes: Counter[str] = Counter()
+    example: dict[str, str] = {}
+    for completion in completions:
+        if completion.finish_reason is FinishReason.ABORT:
+            cause = completion.cause or (
+                f"ended after the first token, as rollout.request_limit_s ({request_limit_s:g} s) does"
+                if completion.tokens.numel()
+                else "ended before the first token"
+            )
+            # Two prompts that are too long, each by its own number of tokens, are one cause.
+            causes[example.setdefault(re.sub(r"\d+", "#", cause), cause)] += 1
+    return len(completions), causes
 
 
 def places_in(batch: StepBatch) -> set[int]:

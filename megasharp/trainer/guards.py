@@ -8,6 +8,7 @@ decided by the driver on the whole step, so all ranks leave the same responses o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -20,6 +21,7 @@ from megasharp.batching.packing import PackLayout, pack, with_annotations
 from megasharp.common.records import Group, Maximum, Mean, Metrics, Outcome, Response, StepBatch
 from megasharp.config.run_config import GuardConfig
 from megasharp.ops.segment import segment_sum
+from megasharp.rollout.tally import lost_responses
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +34,54 @@ class StopReason:
 
 # Some failures in a step are chance; in so many steps in a row they are not.
 _FAILING_STEPS = 3
+# Fewer lost responses than this are chance, and a share is taken of at least so many responses where steps are small.
+_LOST, _RESPONSES = 6, 256
 
 
 class Guards:
     """Applies the limits of `guard` that end a run; one object sees all steps of an attempt.
 
-    `failed_rewards` says how many rewards failed, and how the first did.
+    `failed_rewards` says how many rewards failed, and how the first did. `request_limit_s` is that of the rollouts.
     """
 
-    def __init__(self, limits: GuardConfig, failed_rewards: Callable[[], str] = str) -> None:
+    def __init__(
+        self, limits: GuardConfig, failed_rewards: Callable[[], str] = str, request_limit_s: float = 0.0
+    ) -> None:
         self._limits = limits
         self._failed_rewards = failed_rewards
+        self._request_limit_s = request_limit_s
         self._failing_steps = 0
+        # Of the latest steps, the last one at the end: responses, and the lost ones by cause.
+        self._lost: list[tuple[int, Counter[str]]] = []
 
-    def after_step(self, skipped_in_a_row: int, values: Mapping[str, float]) -> StopReason | None:
+    def after_step(
+        self, skipped_in_a_row: int, values: Mapping[str, float], groups: Sequence[Group] = ()
+    ) -> StopReason | None:
         """Return why the run must end after this step, if it must; `values` are the step's metrics."""
-        # A reward that fails makes gradients vanish too, so it is the cause to name.
-        return self._reward_errors(values) or self._not_applied(skipped_in_a_row) or self._engine_gap(values)
+        # Lost responses, and a reward that fails, make gradients vanish too, so they are the causes to name.
+        return (
+            self._infra(groups)
+            or self._reward_errors(values)
+            or self._not_applied(skipped_in_a_row)
+            or self._engine_gap(values)
+        )
+
+    def _infra(self, groups: Sequence[Group]) -> StopReason | None:
+        self._lost.append(lost_responses(groups, self._request_limit_s))
+        while sum(responses for responses, _ in self._lost[1:]) >= _RESPONSES:
+            del self._lost[0]
+        for latest in (self._lost[-1:], self._lost):
+            responses, causes = sum(count for count, _ in latest), sum((found for _, found in latest), Counter[str]())
+            lost, limit = causes.total(), self._limits.infra_rate
+            if limit is not None and lost >= _LOST and lost > limit * responses:
+                (cause, times), *_ = causes.most_common(1)
+                steps = "this step" if len(latest) == 1 else f"the latest {len(latest)} steps"
+                return StopReason(
+                    f"engines ended or refused {lost} of {responses} responses of {steps} (guard.infra_rate is "
+                    f"{limit:g}), {times} of them for this: {cause}",
+                    "mend that, then continue with --resume",
+                )
+        return None
 
     def _reward_errors(self, values: Mapping[str, float]) -> StopReason | None:
         limit, share = self._limits.reward_errors, values.get("reward/errors", 0.0)

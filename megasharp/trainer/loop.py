@@ -201,7 +201,7 @@ def run(parts: Components, config: RunConfig, state: LoopState) -> None:
         last = step == config.steps or parts.control.over()
         if last or step % config.checkpoint.every == 0:
             _save(parts, state)
-        reason = parts.guards.after_step(state.skipped_in_a_row, values)
+        reason = parts.guards.after_step(state.skipped_in_a_row, values, groups)
         if reason is not None:
             _stop(parts, state, reason)
         # The run evaluates its last step itself, when the loop has ended.

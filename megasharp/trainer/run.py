@@ -262,7 +262,9 @@ class _Run:
             sync=self.parts.sync,
             phases=self.parts.phases,
             clock=self.clock,
-            guards=Guards(self.resolved.config.guard, self.parts.judge.blame),
+            guards=Guards(
+                self.resolved.config.guard, self.parts.judge.blame, self.resolved.config.rollout.request_limit_s
+            ),
             check_replicas=self.replicas.around_update,
             after_step=self._after_step,
             checkpoint=self.saver.save,

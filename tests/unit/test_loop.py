@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from megasharp.common.records import (
     Outcome,
     Prompt,
     Response,
+    SamplingParams,
     StepBatch,
     StepStats,
     TaskAnswer,
@@ -300,6 +302,64 @@ def test_rewards_that_fail_stop_the_run(shares: list[float], limit: float | None
     assert len(found) == (stops is not None)
     if stops is not None:
         assert found[0].startswith(stops) and found[0].endswith(f"(guard.reward_errors is {limit:g}): 7 failed")
+
+
+@each_case(
+    ("lost", "responses", "limit", "stops"),
+    [
+        # One of 16 is chance, and stays so as long as others do not join it.
+        ([1, *[0] * 15] * 3, 16, 0.02, None),
+        ([1] * 16, 16, 0.02, "6: engines ended or refused 6 of 96 responses of the latest 6 steps"),
+        ([16], 16, 0.02, "1: engines ended or refused 16 of 16 responses of this step"),
+        ([5, 0, 0, 1], 64, 0.02, "4: engines ended or refused 6 of 256 responses of the latest 4 steps"),
+        ([5, 0, 0, 0, 1], 64, 0.02, None),
+        ([20] * 9, 1024, 0.02, None),
+        ([20, 21], 1024, 0.02, "2: engines ended or refused 21 of 1024 responses of this step"),
+        # A long sound past does not help a step of which most is lost.
+        ([*[0] * 9, 15], 16, 0.9, "10: engines ended or refused 15 of 16 responses of this step"),
+        ([2] * 9, 2, 0.5, "3: engines ended or refused 6 of 6 responses of the latest 3 steps"),
+        ([512], 512, None, None),
+    ],
+)
+def test_responses_that_engines_lose_stop_the_run(
+    lost: list[int], responses: int, limit: float | None, stops: str | None
+) -> None:
+    guards, sound = Guards(GuardConfig(infra_rate=limit), request_limit_s=1800.0), _response(1.0)
+    ended = replace(sound, completion=replace(sound.completion, finish_reason=FinishReason.ABORT))
+    prompt = Prompt("p", "t", "", (1, 2), TaskAnswer(), "s", 0, 0)
+
+    def step(count: int) -> str | None:
+        group = Group("g", prompt, (*[ended] * count, *[sound] * (responses - count)), 0)
+        reason = guards.after_step(0, {}, [group])
+        return None if reason is None else reason.cause
+
+    found = [f"{number}: {cause}" for number, cause in enumerate(map(step, lost), 1) if cause is not None]
+    assert bool(found) == (stops is not None)
+    if stops is not None:
+        assert found[0].startswith(f"{stops} (guard.infra_rate is {limit:g}), ")
+        assert found[0].endswith("for this: ended after the first token, as rollout.request_limit_s (1800 s) does")
+
+
+def test_the_most_frequent_cause_of_lost_responses_is_named() -> None:
+    sampling, prompt = SamplingParams(4), Prompt("p", "t", "", (1, 2), TaskAnswer(), "s", 0, 0)
+    words = ["it has 90 tokens", "given up", "it has 91 tokens", "given up", "it has 92 tokens", ""]
+    lost = [replace(_response(0.0), completion=Completion.unsampled(0, sampling, cause)) for cause in words]
+    reason = Guards(GuardConfig()).after_step(0, {}, [Group("g", prompt, tuple(lost), 0)])
+    assert reason is not None and reason.cause.endswith("3 of them for this: it has 90 tokens")
+
+
+def test_a_run_whose_responses_are_lost_stops_with_a_checkpoint() -> None:
+    class Losing(StandIn):
+        def group(self, step: int, prompt: Prompt) -> Group:
+            group = super().group(step, prompt)
+            ends = [replace(r.completion, finish_reason=FinishReason.ABORT) for r in group.responses]
+            verdict = Verdict(Outcome.INFRA, 0.0)
+            return replace(group, responses=tuple(Response(completion, "", verdict) for completion in ends))
+
+    stand_in = Losing({})
+    with pytest.raises(TrainingStopped, match=r"8 of 8 .*; stopped at step 2 with a checkpoint; mend that, then"):
+        _run(stand_in, _config(9))
+    assert stand_in.saved[0][0] == 2
 
 
 def test_no_gap_stops_a_run_that_was_not_asked_to() -> None:

@@ -312,7 +312,7 @@ class Fleet:
         if refused and len(refused) == len(sent):
             raise UserError(f"the engines sampled none of {len(refused)} prompts; the first: {refused[0]}")
         return [
-            _unsampled(request, sampling) if isinstance(outcome, NotSampled) else outcome
+            _unsampled(request, sampling, str(outcome)) if isinstance(outcome, NotSampled) else outcome
             for request, outcome in zip(requests, outcomes, strict=True)
         ]
 
@@ -337,7 +337,7 @@ class Fleet:
         if obstacle is not None:
             self._tell_of_refusal(obstacle)
             future: Future[list[Completion]] = Future()
-            future.set_result(_unsampled(request, sampling))
+            future.set_result(_unsampled(request, sampling, obstacle))
             return future
         sent = self._router.submit(request, sampling)
         sent.add_done_callback(self._tell_of_failure)
@@ -435,8 +435,8 @@ def start_fleet(
     return Fleet(launch(settings), settings, options, tell, starter)
 
 
-def _unsampled(request: GenerateRequest, sampling: SamplingParams) -> list[Completion]:
-    return [Completion.unsampled(seed, sampling) for seed in request.seeds]
+def _unsampled(request: GenerateRequest, sampling: SamplingParams, cause: str) -> list[Completion]:
+    return [Completion.unsampled(seed, sampling, cause) for seed in request.seeds]
 
 
 def _outcome(future: Future[list[Completion]]) -> list[Completion] | NotSampled:
