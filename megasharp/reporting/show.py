@@ -160,7 +160,10 @@ _PACE = 50
 def screen(history: RunHistory) -> RenderableType:
     """Lay out the screen of one run."""
     blocks: list[list[RenderableType]] = [
-        [Text(f"{history.name}  {history.folder}", style="bold"), *map(Text, _standing(history))],
+        [
+            Text(f"{history.name}  {history.folder}", style="bold"),
+            *map(Text, [*_standing(history), *_discarded(history)]),
+        ],
         [_attempts(history)],
         [_checkpoints(history)],
         [*map(Text, _decisions(history))],
@@ -190,6 +193,22 @@ def _standing(history: RunHistory) -> Iterator[str]:
     shown = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds >= 0.5)
     about = " (estimated: an attempt has no record)" if spent.estimated else ""
     yield f"goodput  {spent.share:.0%} of {duration(spent.wall)}: {shown}{about}"
+
+
+def _discarded(history: RunHistory) -> Iterator[str]:
+    """Say how many responses the last steps threw away, and how long they were beside those that were trained."""
+    recent = history.training[-_PACE:]
+
+    def total(name: str) -> float:
+        return sum(row.get(f"responses/{name}") or 0.0 for row in recent)
+
+    count = total("discarded")
+    if not count:
+        return
+    lengths = f"{total('discarded_tokens') / count:,.0f} tokens on average"
+    if total("trained"):
+        lengths += f", the {total('trained'):,.0f} trained ones {total('trained_tokens') / total('trained'):,.0f}"
+    yield f"discarded  {count:,.0f} responses in the last {len(recent)} steps: {lengths}"
 
 
 def _pace(history: RunHistory) -> str:

@@ -38,7 +38,7 @@ FIGURES = {
     *("candidates/gate_rate", "policy/clip_high", "pass@k dev", "change dev", "candidates base", "candidates a 6"),
     *("candidates b 6", "rank means", "entropy histogram", "rank 1 bins", "rank 2 bins", "rank 3 bins"),
     *("success evaluation: dev", "success training: groups of responses", "code errors", "stages a", "stages b"),
-    "rollout/tokens_per_second",
+    *("rollout/tokens_per_second", "rollout/length_mean", "responses/lengths"),
 }
 DOM = Path(__file__).parents[2] / "megasharp" / "reporting" / "page" / "static" / "dom.js"
 

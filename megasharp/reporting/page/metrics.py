@@ -45,10 +45,8 @@ _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
         (r"candidates/(gate|top1)_rate", r"policy/clip_\w+", r"method/.+(gate|rate|share).*", r"group/zero_advantage"),
     ),
     ("Groups", (r"group/solved_\w+", r"group/uniform", r"group/dropped")),
-    (
-        "Update",
-        (r"policy/(loss|grad_norm|learning_rate|kl_old|kl_ref|ratio|skipped)", r"rollout/(length_mean|truncated)"),
-    ),
+    ("Update", (r"policy/(loss|grad_norm|learning_rate|kl_old|kl_ref|ratio|skipped)",)),
+    ("Response lengths", (r"rollout/length_mean", r"responses/lengths", r"rollout/truncated")),
     (
         "Throughput",
         (
@@ -65,12 +63,20 @@ _TITLES = {
     "reward/mean": "mean reward",
     "entropy/policy": "token entropy (nats)",
     "rollout/tokens_per_second": "response tokens per second",
+    "responses/lengths": "tokens of responses that were trained, and (dashed) discarded: means, and (pale) p90",
     "time/step": "seconds a step",
     "mem/peak_rss_mb": "peak memory of the driver (MiB)",
     "batch/padding": "share of packed rows that are padding",
     "batch/imbalance": "FLOPs of the largest data-parallel rank over the mean, minus 1",
 }
 _NOT_FIGURES = ("step", "time")
+# The figure that has several curves of a run: the page draws means dark and percentiles pale, what is discarded dashed.
+_LENGTHS = "responses/lengths"
+_OF_LENGTHS = {
+    f"responses/{word}_length_{end}": f"{word}, {text}"
+    for word in ("trained", "discarded")
+    for end, text in (("mean", "mean"), ("p90", "90th percentile"))
+}
 
 Results = Mapping[tuple[int, int, str], EvalResult]
 
@@ -78,13 +84,18 @@ Results = Mapping[tuple[int, int, str], EvalResult]
 def figures(runs: Sequence[RunHistory], results: Results) -> list[Figure]:
     """Make the figures that some run has, in the order of the sections; evaluations with their intervals."""
     tables = (table for run in runs for table in (*run.rows, *run.evaluations.values()))
-    names = dict.fromkeys(name for table in tables for name in table if name not in _NOT_FIGURES)
-    placed = sorted((_place(name), name) for name in names)
+    names = dict.fromkeys(_LENGTHS if name in _OF_LENGTHS else name for table in tables for name in table)
+    placed = sorted((_place(name), name) for name in names if name not in _NOT_FIGURES)
     made = []
     for (section, *_), name in placed:
         heading = _SECTIONS[section][0] if section < len(_SECTIONS) else OTHER
         title = _TITLES.get(name, name.removeprefix("eval/"))
-        series = [Series(place, _points(name, run, place, results)) for place, run in enumerate(runs)]
+        curves = _OF_LENGTHS if name == _LENGTHS else {name: ""}
+        series = [
+            Series(place, _points(curve, run, place, results), label)
+            for place, run in enumerate(runs)
+            for curve, label in curves.items()
+        ]
         drawn = [one for one in series if one.points]
         if drawn:
             made.append(Figure(name, title, heading, not name.startswith("eval/"), drawn))

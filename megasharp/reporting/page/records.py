@@ -50,10 +50,11 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One run's points in a figure."""
+    """One run's points in a figure; `label` tells them from the run's others there."""
 
     run: int
     points: Points
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)

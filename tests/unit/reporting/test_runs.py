@@ -127,6 +127,16 @@ def test_a_run_with_a_budget_of_tokens_is_finished_when_they_are_used_up(run: Fo
     assert read_run(run.root).state == "finished"
 
 
+def test_discarded_responses_are_a_line_where_there_are_any(run: Folder) -> None:
+    trained = {"responses/trained": 10.0, "responses/trained_tokens": 5000.0}
+    run.config().rows([{**row, **trained, "responses/discarded": 0.0} for row in steps(1, 2)])
+    assert "discarded  " not in printed(screen(read_run(run.root)))
+    thrown = {"responses/discarded": 3.0, "responses/discarded_tokens": 2700.0}
+    run.rows([*({**row, **trained} for row in steps(1, 2)), *({**row, **trained, **thrown} for row in steps(3, 4))])
+    line = "discarded  6 responses in the last 4 steps: 900 tokens on average, the 40 trained ones 500"
+    assert line in printed(screen(read_run(run.root)))
+
+
 def test_rows_tell_what_the_record_of_a_killed_attempt_missed(run: Folder) -> None:
     run.config().rows([{**row, "time": 100.0 + 2 * (row["step"] or 0)} for row in steps(1, 6)])
     run.attempt(1, AttemptRecord(started=100.0, seen=108.0, first_step=1, last_step=4))

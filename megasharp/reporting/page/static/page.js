@@ -73,7 +73,10 @@ function happened(marks) {
 function panel(figure) {
   const lines = [], marks = [];
   for (const one of figure.series.filter((series) => !state.hidden.has(series.run))) {
-    const style = { label: data.runs[one.run].name, colour: runColour(one.run), dash: runDash(one.run) };
+    const style = one.label
+      ? { label: `${data.runs[one.run].name}: ${one.label}`, colour: runColour(one.run), dash: one.label.startsWith("discarded") ? "dashed" : "solid",
+        opacity: one.label.endsWith("mean") ? 1 : 0.5 }
+      : { label: data.runs[one.run].name, colour: runColour(one.run), dash: runDash(one.run) };
     const smooth = figure.noisy ? smoothed(one.points, state.smooth) : one.points;
     if (smooth !== one.points) lines.push({ ...style, dash: "solid", points: one.points, faint: true });
     lines.push({ ...style, points: smooth });

@@ -93,6 +93,12 @@ def _row(step: int) -> dict[str, float]:
         "policy/reset": float(step == 5),
         "rollout/length_limit": 8.0 if step < 4 else 16.0,
         "rollout/tokens": 40.0,
+        "rollout/length_mean": 10.0,
+        **{f"responses/trained{name}": value for name, value in {"": 4.0, "_length_mean": 9.0 + step}.items()},
+        "responses/trained_length_p90": 15.0 + step,
+        # Nothing is discarded in some steps, and nothing has no length.
+        "responses/discarded": float(step % 3 > 0),
+        **({"responses/discarded_length_mean": 20.0, "responses/discarded_length_p90": 30.0} if step % 3 else {}),
         "rollout/tokens_per_second": 20.0,
         "something/of_its_own": 3.0,
     }

@@ -63,6 +63,17 @@ def test_figures_overlay_the_runs(page: Page) -> None:
     assert found["candidates/lambda_1"].section != "Everything else"
 
 
+def test_lengths_of_trained_and_discarded_responses_are_one_figure(page: Page) -> None:
+    (figure,) = [one for one in page.figures if "responses" in one.name and "length" in one.name]
+    labels = ["trained, mean", "trained, 90th percentile", "discarded, mean", "discarded, 90th percentile"]
+    assert [(one.run, one.label) for one in figure.series] == [(run, label) for run in (0, 1) for label in labels]
+    trained, at_90, discarded, _ = (one.points for one in figure.series[:4])
+    assert (trained[:2], at_90[:2]) == ([[1.0, 10.0], [2.0, 11.0]], [[1.0, 16.0], [2.0, 17.0]])
+    assert discarded == [[step, 20.0] for step in (1.0, 2.0, 4.0, 5.0)]
+    names = [one.name for one in page.figures]
+    assert names.index(figure.name) == names.index("rollout/length_mean") + 1
+
+
 # Of four problems, three and two of which are solved: the stored intervals, which the evaluation's tests check.
 BOUNDS = ([0.25, 1.0], [0.0, 1.0])
 
