@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum, StrEnum
-from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import Field
 from torch import Tensor
@@ -24,6 +24,9 @@ from torch import Tensor
 from megasharp.common.records import Group, Plausible, TokenInputs
 from megasharp.common.section import Section
 from megasharp.ops.segment import segment_broadcast, segment_quantile
+
+if TYPE_CHECKING:
+    from megasharp.algos.dlc import MemoryParams
 
 
 class Reduction(StrEnum):
@@ -49,14 +52,13 @@ class OldLogp(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """A memory network beside the policy: its Hugging Face folder, learning rate (None: the policy's), and its use.
+    """A memory network beside the policy: `network` says where it begins and how it learns, the rest is its use.
 
     Tokens are drawn from softmax((z_policy - mu z_memory) / temperature); `plausible` is `SamplingParams.plausible`.
     `window`: the network attends to the prompt and to so many last tokens, the query's own included; None: to all.
     """
 
-    path: str
-    lr: float | None
+    network: MemoryParams
     mu: float
     plausible: Plausible | None
     window: int | None = None

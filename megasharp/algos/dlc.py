@@ -28,9 +28,10 @@ The memory's cross-entropy is no method of the table, because it is no way to tr
 
 from __future__ import annotations
 
-from typing import Any, Self
+import re
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from megasharp.algos.base import (
@@ -67,18 +68,76 @@ def cross_entropy_recipe() -> Recipe:
 
 
 class MemoryParams(Section):
-    """The memory network: its starting weights, and its learning rate (None: the policy's)."""
+    """The memory network: its starting weights, and how it learns. Runs resumed from before keep what they had."""
 
     path: str = Field(
         default="examples/quickstart/memory",
         description="Folder of the memory network's starting weights, in any form that model.path takes, with the "
         "policy's vocabulary. The default is the quickstart's; set your own for any other model.",
     )
-    lr: float | None = Field(
-        default=None,
-        gt=0.0,
-        description="Peak learning rate of the memory network. null: policy.optimizer.lr, as in the paper.",
+    start: Literal["pretrained", "cold"] = Field(
+        default="pretrained",
+        description="First weights: pretrained takes those in path; cold draws new ones from the run's seed for the "
+        "model that path's config.json describes, the same under every layout. A cold network says nothing at first, "
+        "so the subtraction only takes back what was sampled in this run.",
     )
+    lr: float | str | None = Field(
+        default="10x",
+        description="Peak learning rate of the memory network: a number, or as 10x a multiple of policy.optimizer.lr. "
+        "null: the policy's own, the paper's value, at which the memory network lags behind the policy where "
+        "advantages are normalised. Raise it while memory/cross_entropy stays above entropy/policy; lower it when "
+        "memory/cross_entropy is unsteady.",
+    )
+    warmup_steps: int = Field(
+        default=0,
+        ge=0,
+        description="Number of the memory network's own optimizer steps over which its learning rate rises linearly "
+        "from 0 to lr. 0: no warm-up; the policy's does not count.",
+    )
+    decay: Literal["constant", "linear", "cosine"] = Field(
+        default="constant",
+        description="Schedule of the memory network's learning rate after its warm-up, by the names of "
+        "policy.optimizer.decay. constant keeps up with the policy until the end; linear and cosine reach 0 at the "
+        "memory network's last optimizer step.",
+    )
+    steps: int = Field(
+        default=1,
+        ge=1,
+        description="Number of the memory network's optimizer steps per training step. The groups are shared out over "
+        "them, each is learned once, so more steps follow faster at the same cost. At most data.prompts_per_step.",
+    )
+    replay: int = Field(
+        default=0,
+        ge=0,
+        description="Number of earlier training steps whose responses are learned again beside the new ones, with "
+        "equal weight per token. Each costs a pass more, and 4 bytes of the driver's memory and of each checkpoint per "
+        "token. Raise it where steps are small. 0: every response is learned once.",
+    )
+    freeze_until: int = Field(
+        default=0,
+        ge=0,
+        description="Last training step in which the memory network does not learn. Sampling subtracts the frozen "
+        "network all the same. 0: it learns from the first step on; the run's last step: never.",
+    )
+
+    def rate(self, policy: float) -> float:
+        """Return the peak learning rate beside a policy's."""
+        match self.lr:
+            case None:
+                return policy
+            case str(ratio):
+                return float(ratio.removesuffix("x")) * policy
+            case lr:
+                return lr
+
+    @field_validator("lr")
+    @classmethod
+    def _is_positive(cls, lr: float | str | None) -> float | str | None:
+        if isinstance(lr, str) and not re.fullmatch(r"\d+(\.\d+)?x", lr):
+            raise ValueError("give a number, a multiple of policy.optimizer.lr such as 10x, or null")
+        if lr is not None and cls.model_construct(lr=lr).rate(1.0) <= 0.0:
+            raise ValueError("it must be above 0")
+        return lr
 
     @model_validator(mode="before")
     @classmethod
@@ -121,7 +180,7 @@ class DLCParams(MethodParams):
     )
     memory: MemoryParams = Field(
         default=MemoryParams(),
-        description="Memory network: its starting weights and learning rate.",
+        description="Memory network: its starting weights, and how it learns what is sampled.",
     )
     plausible: PlausibleParams | None = Field(
         default=None,
@@ -146,8 +205,7 @@ class DLC(Method[DLCParams]):
     Params = DLCParams
 
     def needs(self) -> Needs:
-        """Ask for the memory network: its folder, learning rate, this step's `mu`, the guard and the window, if any."""
-        memory, guard = self.params.memory, self.params.plausible
+        """Ask for the memory network, with this step's `mu`, the guard and the window, if any."""
+        guard, window = self.params.plausible, self.params.window
         plausible = None if guard is None else Plausible(guard.min_p, guard.top_k)
-        need = MemoryNeed(memory.path, memory.lr, settled(self.params.mu), plausible, self.params.window)
-        return Needs(memory=need)
+        return Needs(memory=MemoryNeed(self.params.memory, settled(self.params.mu), plausible, window))

@@ -1,4 +1,8 @@
-"""The file of a checkpoint with the responses sampled for prompts that no step has trained on yet."""
+"""The files of a checkpoint with sampled tokens.
+
+One has the responses to prompts that no step has trained on yet. The other has those that the memory network of DLC
+learns again; it belongs to the checkpoint's format and has no number of its own.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,11 @@ import torch
 from torch import Tensor
 
 from megasharp.common.formats import read_table_stamp, table_stamp
-from megasharp.common.records import Completion, FinishReason, VersionSpan
+from megasharp.common.records import Completion, FinishReason, Sampled, VersionSpan
 from megasharp.rollout.in_flight import SampledWith, Unfinished
 
 FILE = "rollouts.parquet"
+REPLAY_FILE = "replay.parquet"
 
 # Exactly the dtype of a Completion: a resumed run must get back every bit.
 _LOGP = pa.list_(pa.float32())
@@ -37,6 +42,16 @@ _SCHEMA = pa.schema(
         ("version_spans", _SPANS),
         ("finish_reason", pa.string()),
         ("seed", pa.int64()),
+    ]
+)
+
+# One row for each group.
+_REPLAYED = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("group_id", pa.string()),
+        ("prompt", pa.list_(pa.int32())),
+        ("responses", pa.list_(pa.list_(pa.int32()))),
     ]
 )
 
@@ -76,6 +91,38 @@ def read_unfinished(folder: Path) -> tuple[Unfinished, ...]:
             )
         )
     return tuple(prompts)
+
+
+def write_replay(folder: Path, steps: Sequence[Sequence[Sampled]]) -> None:
+    """Write the groups of some training steps, the oldest first; no file without any. Raises OSError."""
+    if not steps:
+        return
+    rows = [
+        {
+            "step": number,
+            "group_id": group.group_id,
+            "prompt": group.prompt.tolist(),
+            "responses": [response.tolist() for response in group.responses],
+        }
+        for number, groups in enumerate(steps)
+        for group in groups
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema=_REPLAYED), folder / REPLAY_FILE, compression="zstd")
+
+
+def read_replay(folder: Path) -> list[list[Sampled]]:
+    """Read what `write_replay` wrote; nothing where there is no file."""
+    if not (folder / REPLAY_FILE).is_file():
+        return []
+    rows = pq.read_table(folder / REPLAY_FILE, schema=_REPLAYED).to_pylist()
+
+    def tokens(row: list[int]) -> Tensor:
+        return torch.tensor(row, dtype=torch.int32)
+
+    return [
+        [Sampled(row["group_id"], tokens(row["prompt"]), tuple(map(tokens, row["responses"]))) for row in step]
+        for _, step in groupby(rows, lambda row: row["step"])
+    ]
 
 
 def _rows(prompt: Unfinished) -> Iterator[dict[str, _Cell]]:

@@ -205,6 +205,29 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """A group's tokens alone, int32 [T] each: what the memory network of DLC learns from, and learns again.
+
+    Example: `Sampled("step7-3", tensor([5, 9]), (tensor([4, 13, 6, 1]), tensor([4, 1])))`.
+    """
+
+    group_id: str
+    prompt: Tensor
+    responses: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, group: Group) -> Sampled:
+        """Of all responses: right, wrong, aborted, and of groups that selection dropped."""
+        responses = tuple(response.completion.tokens.int() for response in group.responses)
+        return cls(group.id, torch.tensor(group.prompt.tokens, dtype=torch.int32), responses)
+
+    @property
+    def tokens(self) -> int:
+        """Number of response tokens."""
+        return sum(response.numel() for response in self.responses)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Sequence:
     """One response prepared for training. `*_T` fields are over its response tokens.
 

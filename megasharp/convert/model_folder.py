@@ -42,6 +42,11 @@ class ModelFolder:
         return self.path / "hf" if self.is_megatron else self.path
 
     @property
+    def serves(self) -> bool:
+        """True where SGLang can load its weights: neither shards nor a mere description."""
+        return not self.is_megatron and any((self.path / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE))
+
+    @property
     def weights(self) -> Path:
         """The folder of the weights."""
         return self.path / "policy" if self.is_megatron else self.path

@@ -69,7 +69,8 @@ class LearnerSettings:
     `total_steps`: optimizer steps, after which the learning rate has decayed. `temperature` divides logits before
     everything: the rollouts' own for the policy. `diagnostics`: settings of the update's metrics; None leaves them out.
     `response_window`: a response's token attends to its prompt and to so many last tokens, itself among them; None: to
-    all. `drawn`: start with random weights of the model that `folder` describes.
+    all. `drawn`: start with random weights of the model that `folder` describes; `cold`: with those of `seed`, which
+    are the same under every layout.
     """
 
     folder: str
@@ -84,6 +85,7 @@ class LearnerSettings:
     deterministic: bool = False
     drawn: bool = False
     response_window: int | None = None
+    cold: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,7 +119,7 @@ class RankLearner:
         policy = settings.policy
         with self._on_device():
             options = sort_options(policy.megatron)
-            with first_weights(settings.folder, settings.drawn) as source:
+            with first_weights(settings.folder, settings.drawn, settings.seed if settings.cold else None) as source:
                 self._family, self._arch = source.family, source.architecture
                 config = transformer_config(
                     self._arch, settings.layout, settings.dtype, policy, options.model, settings.deterministic

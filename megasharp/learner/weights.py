@@ -6,6 +6,7 @@ parameter or raise, and refuse weights that are not finite in the learner's dtyp
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,16 @@ from megasharp.common.errors import UserError, one_line
 from megasharp.common.records import dtype_name
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.families import Family
-from megasharp.convert.hf_folder import HFReader, TensorView, hf_tensors, hf_views, megatron_tensor, read_config
+from megasharp.convert.hf_folder import (
+    HFReader,
+    TensorReader,
+    TensorView,
+    expected_hf_shapes,
+    hf_tensors,
+    hf_views,
+    megatron_tensor,
+    read_config,
+)
 from megasharp.convert.lora import is_adapter
 from megasharp.convert.mapping import Shard
 from megasharp.convert.model_folder import ModelFolder, model_folder
@@ -46,7 +56,7 @@ def global_parameters(chunks: Sequence[GPTModel]) -> Iterator[tuple[str, torch.n
 
 
 @torch.no_grad()
-def load_hf(chunks: Sequence[GPTModel], reader: HFReader, family: Family, arch: Architecture, place: Place) -> None:
+def load_hf(chunks: Sequence[GPTModel], reader: TensorReader, family: Family, arch: Architecture, place: Place) -> None:
     """Fill this rank's parameters, one tensor at a time, cast to their dtype; adapters keep their initial values.
 
     Raises UserError where a file cannot be read.
@@ -119,6 +129,8 @@ def _gather_shards(value: Tensor, parameter: torch.nn.Parameter, group: dist.Pro
 # Without them Megatron takes the folder for another kind of checkpoint.
 _BESIDE_SHARDS = ("metadata.json", "common.pt")
 _WHY = "no loss would be a number"
+# Standard deviation of an untrained model's matrices: initializer_range of every family here.
+_COLD_STD = 0.02
 
 
 class FirstWeights(Protocol):
@@ -137,8 +149,10 @@ class FirstWeights(Protocol):
 
 
 @contextmanager
-def first_weights(folder: str | Path, drawn: bool = False) -> Iterator[FirstWeights]:
-    """Open the weights of a folder of either kind; with `drawn`, new ones for the model that the folder describes.
+def first_weights(folder: str | Path, drawn: bool = False, cold: int | None = None) -> Iterator[FirstWeights]:
+    """Open the weights of a folder of either kind, or draw new ones for the model that the folder describes.
+
+    `drawn` draws fast, by each rank for itself; the seed `cold` gives a model the same weights under every layout.
 
     Raises:
         UserError: it is no model's folder, or is damaged.
@@ -146,6 +160,8 @@ def first_weights(folder: str | Path, drawn: bool = False) -> Iterator[FirstWeig
     model = model_folder(Path(folder))
     if drawn:
         yield _Drawn(model)
+    elif cold is not None:
+        yield _Cold(model, cold)
     elif model.is_megatron:
         yield _Shards(model)
     else:
@@ -215,7 +231,7 @@ class _Shards:
 
 
 class _Drawn:
-    """The weights of an untrained model: matrices with a standard deviation of 0.02, norms of 1, biases of 0.
+    """The weights of an untrained model: matrices of `_COLD_STD`, norms of 1, biases of 0.
 
     For benchmarks: ranks draw on their own devices, each its own numbers, so that the model depends on the layout.
     """
@@ -230,9 +246,31 @@ class _Drawn:
             if is_adapter(name):
                 continue
             if parameter.dim() > 1:
-                parameter.normal_(0.0, 0.02)
+                parameter.normal_(0.0, _COLD_STD)
             else:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+
+
+class _Cold:
+    """The weights of an untrained model, as `_Drawn`'s: every rank draws whole tensors by name and keeps its part."""
+
+    def __init__(self, model: ModelFolder, seed: int) -> None:
+        _, self.family, self.architecture = read_config(model.description)
+        self._shapes = expected_hf_shapes(self.family, self.architecture)
+        self._seed = seed
+
+    def tensor(self, name: str) -> Tensor:
+        """Return the Hugging Face tensor `name`, float32 on the CPU, whatever devices ranks have."""
+        shape = self._shapes[name]
+        if len(shape) == 1:
+            return torch.zeros(shape, device="cpu") if name.endswith("bias") else torch.ones(shape, device="cpu")
+        digest = hashlib.blake2b(f"{self._seed} {name}".encode(), digest_size=8).digest()
+        generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest, "big") >> 1)
+        return torch.empty(shape, device="cpu").normal_(0.0, _COLD_STD, generator=generator)
+
+    def fill(self, chunks: Sequence[GPTModel], place: Place) -> None:
+        """Fill one tensor at a time; adapters keep their values."""
+        load_hf(chunks, self, self.family, self.architecture, place)
 
 
 def _first_not_finite(chunks: Sequence[GPTModel]) -> tuple[str, torch.dtype] | None:

@@ -88,11 +88,16 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """A step's forward passes before the update, for old and reference log-probs, and the recipe's methods by name."""
+    """A step's forward passes before the update, for old and reference log-probs, and the recipe's methods by name.
+
+    The memory network takes `memory_steps` optimizer steps, and learns the responses of `replay` earlier steps again.
+    """
 
     methods: tuple[str, ...]
     old_logp: bool
     reference: bool
+    memory_steps: int = 1
+    replay: int = 0
 
     @property
     def before(self) -> list[str]:

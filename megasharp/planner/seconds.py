@@ -43,6 +43,8 @@ _CPU_POOL, _CPU_REQUESTS, _MEMORY_ROWS = 16_384, 64, 256
 CONTEXT = 1_000_000_000
 # PCIe 5.0 x16, one direction, at what copies from pinned memory reach.
 _HOST_LINK = 50e9
+# Bytes of a token that the memory network learns again (`records.Sampled`).
+_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,9 +292,22 @@ def _passes(request: Request, gpu: Gpu, rows: Rows) -> list[StageTime]:
     again = "" if split.recompute == "none" else f", recompute {split.recompute}"
     times.append(StageTime("update", forward * _work(request, request.policy), "forward and backward" + again))
     if request.memory is not None:
-        once = rows.step * _forward(request, request.memory) / rate
-        times.append(StageTime("memory", once * _work(request, request.memory), "the memory network's step"))
+        once = (1 + request.passes.replay) * rows.step * _forward(request, request.memory) / rate
+        times.append(StageTime("memory", once * _work(request, request.memory), _learning(request)))
     return times
+
+
+def _learning(request: Request) -> str:
+    """Say what the memory network learns in a step, and what the driver keeps for that."""
+    steps, replay = request.passes.memory_steps, request.passes.replay
+    text = "the memory network's " + ("step" if steps == 1 else f"{steps} steps")
+    if not replay:
+        return text
+    lengths, batch = request.batch.lengths, request.batch
+    tokens = batch.prompts * (lengths.prompt + batch.responses * lengths.response)
+    return (
+        f"{text}, with {replay} earlier step(s) again, kept in {replay * tokens * _TOKEN / 1e6:,.0f} MB of the driver"
+    )
 
 
 def _context(request: Request, gpu: Gpu, rows: Rows) -> list[StageTime]:
@@ -307,7 +322,7 @@ def _context(request: Request, gpu: Gpu, rows: Rows) -> list[StageTime]:
     update = 3 if again else 2
     exchanged = (len(request.passes.before) + update) * _row_bytes(request, request.policy)
     if request.memory is not None:
-        exchanged += update * _row_bytes(request, request.memory)
+        exchanged += (1 + request.passes.replay) * update * _row_bytes(request, request.memory)
     working = split.dp * split.pp * (1 - bubble_share(split.pp, split.vpp, rows.micro_batches))
     how = f"keys and values of every layer over {'NVLink' if inside else 'the network'}"
     return [StageTime("context", rows.step * exchanged / working / link, how)]

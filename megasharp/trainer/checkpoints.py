@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megasharp.checkpoint.manifest import Inputs
-from megasharp.checkpoint.rollout_store import read_unfinished, write_unfinished
+from megasharp.checkpoint.rollout_store import read_replay, read_unfinished, write_replay, write_unfinished
 from megasharp.checkpoint.store import CheckpointStore, RunState, Writing
 from megasharp.common.control import Control
 from megasharp.common.errors import RankDied, RunFailed, UserError
@@ -86,6 +86,7 @@ class Checkpoints:
             weights = _memory_weights(folder / MEMORY_PART)
             self._check_recorded(folder / MEMORY_PART, weights, self._resolved.memory)
             learners.memory.learner.load(weights)
+            learners.memory.take_up(read_replay(folder / MEMORY_PART))
         if state.reference == REFERENCE:
             learners.policy.load_reference(folder / REFERENCE)
         # The ranks' generators first: one of the ranks may be this process, whose own come last.
@@ -152,6 +153,7 @@ class Checkpoints:
         if learners.memory is not None:
             assert resolved.memory is not None
             (folder / MEMORY_PART).mkdir()
+            write_replay(folder / MEMORY_PART, learners.memory.recent)
             _begin_model(resolved.memory, learners.memory.learner, folder / MEMORY_PART, copy)
             saving.append(learners.memory.learner)
         if resolved.config.checkpoint.export_hf:

@@ -46,19 +46,21 @@ def learner_settings(resolved: ResolvedRun) -> dict[str, LearnerSettings]:
     )
     if resolved.memory is None:
         return {POLICY: policy}
-    optimizer = config.policy.optimizer.model_copy(update={"lr": resolved.memory.lr})
+    params, own = resolved.memory.params, config.policy.optimizer
+    schedule = {"lr": params.rate(own.lr), "warmup_steps": params.warmup_steps, "decay": params.decay}
     memory = dataclasses.replace(
         policy,
         folder=str(resolved.memory.model.path.absolute()),
         # It is small, and trained whole.
-        policy=config.policy.model_copy(update={"optimizer": optimizer, "lora": None}),
-        # One step per training step, however many the policy takes.
-        total_steps=config.steps,
+        policy=config.policy.model_copy(update={"optimizer": own.model_copy(update=schedule), "lora": None}),
+        # Its own optimizer steps, however many the policy takes.
+        total_steps=params.steps * max(0, config.steps - params.freeze_until),
         needs=Needs(),
         # Cross-entropy is that of the network as it is; only sampling divides by the rollouts' temperature.
         temperature=1.0,
         diagnostics=None,
         response_window=resolved.memory.window,
+        cold=params.start == "cold",
     )
     return {POLICY: policy, MEMORY: memory}
 
@@ -95,7 +97,8 @@ def make_learners(resolved: ResolvedRun, placement: Placement, logs: Path) -> Le
     ranks = placement.ranks(learner_settings(resolved), torch.device(device_of(resolved.config)), logs)
     memory = None
     if resolved.memory:
-        memory = MemoryNetwork(RanksLearner(ranks, MEMORY), pack_layout(resolved, resolved.memory.architecture))
+        layout = pack_layout(resolved, resolved.memory.architecture)
+        memory = MemoryNetwork(RanksLearner(ranks, MEMORY), layout, resolved.memory.params)
     return Learners(RanksLearner(ranks), memory)
 
 

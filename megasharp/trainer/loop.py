@@ -8,7 +8,7 @@
     batch   = guards.filter(batch)           trainer/guards  without responses that another policy sampled, where asked
     batch   = recipe.calibrate(batch)        algos           advantages that depend on them
     stats   = learner.step(batch, recipe)    learner, algos  the policy's weights move: an optimizer step a mini-batch
-    memory.observe(groups)                   learner/ranks   DLC: one cross-entropy step of the memory network
+    memory.observe(groups)                   learner/ranks   DLC: the memory network learns what was sampled
     version = sync.push(learner, memory)     weight_sync     the engines' weights move: HF-named tensors, version + 1
     at their intervals: checkpoint, evaluate checkpoint, evals; also saved: the best weights, and where a run stops
 
@@ -113,8 +113,8 @@ class Control(Protocol):
 class MemoryLearner(WeightSource, Protocol):
     """The memory network of DLC under training: it learns to predict what the policy says."""
 
-    def observe(self, groups: Sequence[Group], seed: int) -> Metrics:
-        """Take one cross-entropy step on the groups' responses."""
+    def observe(self, groups: Sequence[Group], step: int, seed: int) -> Metrics:
+        """Learn the responses of a step's groups by cross-entropy."""
         ...
 
 
@@ -243,7 +243,7 @@ def train_step(parts: Components, config: RunConfig, step: int) -> tuple[list[Gr
     memory: Metrics = {}
     if parts.memory is not None:
         with clock.stage("memory"):
-            memory = parts.memory.observe(groups, config.seed + step)
+            memory = parts.memory.observe(groups, step, config.seed + step)
     # On shared devices a push needs the learner's weights and room for them in the engines, at the same time.
     with clock.stage("phases"):
         parts.phases.handover()

@@ -145,7 +145,7 @@ def ask(config: RunConfig, where: str, options: Options, *, fill: bool = True) -
     _check_cut(config, policy)
     memory = None
     if needs.memory is not None:
-        memory, its_notes = _network(memory_path(needs.memory.path), where)
+        memory, its_notes = _network(memory_path(needs.memory.network.path), where)
         notes += its_notes
         _check_cut(config, memory)
         if memory.architecture.vocab != policy.architecture.vocab:
@@ -167,6 +167,8 @@ def ask(config: RunConfig, where: str, options: Options, *, fill: bool = True) -
         old_logp=config.guard.engine_gap_filter is not None
         or any(annotation.old_logp is not OldLogp.NONE or annotation.old_entropy for annotation in before),
         reference=needs.ref_logp,
+        memory_steps=needs.memory.network.steps if needs.memory else 1,
+        replay=needs.memory.network.replay if needs.memory else 0,
     )
     request = _request(config, where, options, passes, policy, memory)
     window = needs.memory.window if needs.memory is not None else None

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from megasharp.algos.dlc import MemoryParams
 from megasharp.checkpoint.manifest import Inputs
 from megasharp.checkpoint.recorded import complete_steps
 from megasharp.checkpoint.run_folder import holds_no_run, stored_config
 from megasharp.common.errors import UserError
-from megasharp.config.core import dump_yaml, flat, parse_yaml, validate
+from megasharp.common.exit_codes import Say
+from megasharp.config.core import Tree, dump_yaml, flat, parse_yaml, validate
 from megasharp.config.log import LogConfig
+from megasharp.config.policy import OptimizerConfig
 from megasharp.config.rollout import RolloutConfig
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.architecture import (
@@ -83,6 +88,56 @@ def with_stored_bias(root: Path, config: RunConfig) -> RunConfig:
     return config
 
 
+def with_stored_memory(root: Path, resolved: ResolvedRun, say: Say) -> ResolvedRun:
+    """Return the run with the memory network's schedule that it was begun with, where a release without keys began it.
+
+    What the user has set in their place stays, and is a change. `say` gets one line where something is taken over.
+    """
+    if resolved.memory is None or holds_no_run(root):
+        return resolved
+    params, kept = resolved.memory.params, _schedule_before(stored_config(root))
+    taken = {
+        key: value
+        for key, value in kept.items()
+        if value != getattr(params, key) == type(params).model_fields[key].default
+    }
+    if not taken:
+        return resolved
+    say(f"the memory network goes on learning as it began, by {', '.join(f'{k} {v!r}' for k, v in taken.items())}")
+    # Validated again, so that every value counts as set and is written out.
+    params, section = type(params).model_validate({**params.model_dump(), **taken}), resolved.config.recipe
+    dlc = section.params()["dlc"].model_copy(update={"memory": params})
+    config = resolved.config.model_copy(update={"recipe": section.model_copy(update={"dlc": dlc})})
+    return replace(resolved, config=config, memory=replace(resolved.memory, params=params))
+
+
+def _schedule_before(stored: Tree) -> Tree:
+    """Return the keys by which the memory network of a run from before 22e0df7 (2026-11-24) learns; else nothing.
+
+    Its learning rate was the policy's where none was set, and it followed the policy's warm-up and decay.
+    """
+    recipe: Any = stored.get("recipe", {})
+    stages = [recipe.get("methods", []), *(stage["methods"] for stage in recipe.get("schedule", []))]
+    memory = (recipe.get("dlc") or {}).get("memory") or {}
+    if not any("dlc" in methods for methods in stages) or "warmup_steps" in memory:
+        return {}
+    policy: Any = stored.get("policy", {})
+    own = OptimizerConfig.model_validate({**policy.get("optimizer", {})})
+    return {"lr": memory.get("lr"), "warmup_steps": own.warmup_steps, "decay": own.decay}
+
+
+def _as_trained(stored: Tree) -> Tree:
+    """Return a stored configuration with the keys that it lacks and that are not the defaults of today."""
+    kept = _schedule_before(stored)
+    if not kept:
+        return stored
+    recipe: Any = stored["recipe"]
+    dlc = recipe.get("dlc") or {}
+    # A method's table is written as it was set, so defaults of keys that are younger than the file are set too.
+    memory = {**MemoryParams().model_dump(), **(dlc.get("memory") or {}), **kept}
+    return {**stored, "recipe": {**recipe, "dlc": {**dlc, "memory": memory}}}
+
+
 def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = (), remedy: str = _REMEDY) -> list[str]:
     """Return lines that name changes since the last attempt; none for a run that does not exist yet.
 
@@ -97,7 +152,7 @@ def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = (), rem
     if holds_no_run(root):
         return []
     path = root / "config.yaml"
-    stored = stored_config(root)
+    stored = _as_trained(stored_config(root))
     # Keys that are younger than the stored file get their defaults; a file that no longer validates is compared as is.
     with suppress(UserError):
         stored = parse_yaml(dump_yaml(validate(RunConfig, stored, str(path))), str(path))

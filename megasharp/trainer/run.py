@@ -36,7 +36,7 @@ from megasharp.trainer.resolve.devices import limit_threads
 from megasharp.trainer.resolve.models import check_content
 from megasharp.trainer.resolve.recipes import make_rules
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
-from megasharp.trainer.resume import check_inputs, check_resume, inputs_of, with_stored_tables
+from megasharp.trainer.resume import check_inputs, check_resume, inputs_of, with_stored_memory, with_stored_tables
 from megasharp.trainer.step_log import StepLog, open_step_log
 
 
@@ -90,6 +90,7 @@ def _check_and_train(
     if deterministic:
         compute_deterministically()
     if resume:
+        resolved = with_stored_memory(root, resolved, say)
         resolved = replace(resolved, config=with_stored_tables(root, resolved.config))
     changes = check_resume(root, resolved.config, allowed) if resume else []
     prompts, data = resolved.prompts, resolved.config.data

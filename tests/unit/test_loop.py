@@ -82,7 +82,7 @@ class StandIn:
     def group(self, step: int, prompt: Prompt) -> Group:
         return Group(f"{step}-{prompt.id}", prompt, (_response(1.0), _response(0.0)), self.version)
 
-    def observe(self, groups: Sequence[Group], seed: int) -> Metrics:
+    def observe(self, groups: Sequence[Group], step: int, seed: int) -> Metrics:
         self.calls.append(f"observe {len(groups)}")
         self.phase_at.append((self.calls[-1], self._phase))
         return {"memory/cross_entropy": Mean(1.5, 1.0)}

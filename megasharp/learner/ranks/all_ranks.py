@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -19,11 +21,12 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from megasharp.algos.base import Needs
-from megasharp.algos.dlc import cross_entropy_recipe
-from megasharp.algos.recipe import Recipe, training_sequence
+from megasharp.algos.dlc import MemoryParams, cross_entropy_recipe
+from megasharp.algos.recipe import Recipe
 from megasharp.batching.packing import PackLayout, pack
 from megasharp.common.files import FileHash
-from megasharp.common.records import Group, Mean, Metrics, MiniBatch, StepBatch, StepStats
+from megasharp.common.records import Group, Mean, Metrics, MiniBatch, Sampled, StepBatch, StepStats
+from megasharp.common.records import Sequence as TrainSequence
 from megasharp.learner.learner import POLICY, Annotation, LearnerSettings, Rank, RankLearner, add_metrics
 from megasharp.learner.parallel import meet
 
@@ -195,28 +198,46 @@ def _annotated(mini: MiniBatch, by_rank: Sequence[Sequence[Annotation]]) -> Mini
 
 
 class MemoryNetwork:
-    """A learner of the policy's kind with one cross-entropy step per training step.
+    """A learner of the policy's kind that learns by cross-entropy what was sampled, in a few optimizer steps a step.
 
-    It learns from every sampled response, right or wrong, in groups that selection dropped too: it follows what is
-    sampled, not what is trained on (2601.15609 section 4.2; all responses, and response tokens only, are derived).
+    It learns from every sampled response, right or wrong, aborted ones and groups that selection dropped too: it
+    follows what is sampled, not what is trained on (2601.15609 section 4.2; all responses, and response tokens only,
+    are derived). With `replay` the last steps' responses are learned again, mixed evenly with the new ones.
     """
 
-    def __init__(self, learner: RanksLearner, layout: PackLayout) -> None:
+    def __init__(self, learner: RanksLearner, layout: PackLayout, params: MemoryParams) -> None:
         self._learner = learner
-        self._layout = dataclasses.replace(layout, mini_batches=1)
+        self._layout = dataclasses.replace(layout, mini_batches=params.steps)
+        self._params = params
         self._recipe = cross_entropy_recipe()
+        self._recent: deque[Sequence[Sampled]] = deque(maxlen=params.replay)
 
     @property
     def learner(self) -> RanksLearner:
         """The network's own learner, which is saved and loaded."""
         return self._learner
 
-    def observe(self, groups: Sequence[Group], seed: int) -> Metrics:
-        """Take one optimizer step on all responses of `groups`; returns metrics under `memory/`."""
-        sequences = [training_sequence(group, i, 0.0) for group in groups for i in range(len(group.responses))]
-        stats = self._learner.step(pack(sequences, self._layout, seed), self._recipe)
+    @property
+    def recent(self) -> Sequence[Sequence[Sampled]]:
+        """What is learned again, by training step, the oldest first; a checkpoint holds it."""
+        return tuple(self._recent)
+
+    def take_up(self, recent: Sequence[Sequence[Sampled]]) -> None:
+        """Go on with `recent` of a checkpoint."""
+        self._recent.extend(recent)
+
+    def observe(self, groups: Sequence[Group], step: int, seed: int) -> Metrics:
+        """Learn all responses of `groups`, sampled in training step `step`; returns metrics under `memory/`."""
+        new = [sampled for sampled in map(Sampled.of, groups) if sampled.tokens]
+        again, frozen = self.recent, step <= self._params.freeze_until
+        self._recent.append(new)
+        mixed = [sampled for row in zip_longest(new, *again) for sampled in row if sampled is not None]
+        if frozen or not mixed:
+            return _counts(0, [], [])
+        stats = self._learner.step(pack(list(_sequences(mixed)), self._layout, seed), self._recipe)
         return {
             **stats.metrics,
+            **_counts(len(stats.norms) - stats.skipped, mixed, list(chain.from_iterable(again))),
             "memory/grad_norm": Mean(stats.grad_norm, 1.0),
             "memory/learning_rate": Mean(stats.learning_rate, 1.0),
             "memory/skipped": Mean(float(stats.skipped), 1.0),
@@ -237,3 +258,35 @@ class MemoryNetwork:
     def onload(self) -> None:
         """Undo `offload`."""
         self._learner.onload()
+
+
+def _counts(steps: int, learned: Sequence[Sampled], again: Sequence[Sampled]) -> Metrics:
+    """Return how much was learned: optimizer steps, and tokens of responses."""
+    values = {
+        "optimizer_steps": steps,
+        "tokens": sum(sampled.tokens for sampled in learned),
+        "replayed_tokens": sum(sampled.tokens for sampled in again),
+    }
+    return {f"memory/{name}": Mean(float(value), 1.0) for name, value in values.items()}
+
+
+def _sequences(groups: Sequence[Sampled]) -> Iterator[TrainSequence]:
+    """Yield the responses as training sequences; cross-entropy reads tokens alone."""
+    for group in groups:
+        for index, response in enumerate(group.responses):
+            nothing = torch.zeros(response.numel())
+            yield TrainSequence(
+                group_id=group.group_id,
+                index=index,
+                group_size=0,
+                group_correct=0,
+                seed=0,
+                tokens=torch.cat([group.prompt, response]).long(),
+                prompt_length=group.prompt.numel(),
+                reward=0.0,
+                correct=False,
+                advantage_T=nothing.double(),
+                mask_T=torch.ones(response.numel()),
+                sampler_logp_T=nothing,
+                policy_logp_T=nothing,
+            )

@@ -190,11 +190,10 @@ def fleet_settings(
     config: RunConfig, model: ModelFolder, memory: ModelFolder | None, logs: Path, memory_window: int | None = None
 ) -> FleetSettings:
     """Return the settings that every engine of a run is started with."""
-    # SGLang cannot read Megatron's shards. The first push brings all weights before anything is sampled, so engines of
-    # such a model start with dummy weights.
-    networks = [model, *([memory] if memory else [])]
+    # SGLang cannot read Megatron's shards, nor what a cold memory network lacks. The first push brings all weights
+    # before anything is sampled, so engines of such a model start with dummy weights.
     rollout = config.rollout
-    if any(network.is_megatron for network in networks):
+    if model.is_megatron or (memory is not None and not memory.serves):
         rollout = rollout.model_copy(update={"sglang": {**rollout.sglang, "load_format": "dummy"}})
     return FleetSettings(
         python=engine_python(config),

@@ -9,7 +9,7 @@ from megasharp.common.exit_codes import note
 from megasharp.config.core import find
 from megasharp.config.data import DataConfig
 from megasharp.convert.architecture import Architecture
-from megasharp.convert.hf_folder import HFReader, check_tokenizer
+from megasharp.convert.hf_folder import HFReader, check_tokenizer, read_config
 from megasharp.convert.lora import recorded_adapters
 from megasharp.convert.model_folder import CONFIG_FILE, ModelFolder, is_part, model_folder, what_it_is
 from megasharp.tasks.judge import TaskItem
@@ -88,12 +88,19 @@ def memory_path(path: str) -> str:
     return str(part)
 
 
-def open_memory(path: str) -> tuple[ModelFolder, Architecture]:
+def open_memory(path: str, cold: bool = False) -> tuple[ModelFolder, Architecture]:
     """Open a memory network as `open_model` does; a note says which network of a run's checkpoint it is.
+
+    Of a `cold` one, config.json and the tokenizer are all that is read, so its folder needs no weights.
 
     Raises:
         UserError: as `open_model` and `memory_path`.
     """
+    if cold:
+        folder = model_folder(find(memory_path(path)))
+        _, _, architecture = read_config(folder.description)
+        check_tokenizer(folder.description, architecture)
+        return folder, architecture
     checkpoint, chosen = find(path), memory_path(path)
     found = open_model(chosen)
     if chosen != path:

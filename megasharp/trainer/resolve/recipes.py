@@ -76,7 +76,14 @@ def build_recipes(config: RunConfig, where: str) -> RecipeSchedule:
     largest = config.data.largest_response
     limits = {stage.max_response_tokens for stage in config.data.stages} | {config.data.max_response_tokens}
     limited = {limit: _schedule(config, limit, where) for limit in sorted(limits - {largest})}
-    return _schedule(config, largest, where, limited)
+    schedule, prompts = _schedule(config, largest, where, limited), config.data.prompts_per_step
+    memory = schedule.needs.memory
+    if memory is not None and memory.network.steps > prompts:
+        raise UserError(
+            f"{where}: recipe.dlc.memory.steps={memory.network.steps} is more than data.prompts_per_step={prompts}; an "
+            "optimizer step of the memory network needs a whole group"
+        )
+    return schedule
 
 
 def _schedule(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megasharp.algos.base import Needs
+from megasharp.algos.dlc import MemoryParams
 from megasharp.algos.recipe import RecipeSchedule
 from megasharp.cluster.ray_runtime.slot_layout import Layout
 from megasharp.common.errors import UserError
@@ -39,11 +40,11 @@ from megasharp.trainer.reward_judge import check_judging, judged_tasks, training
 
 @dataclass(frozen=True, slots=True)
 class MemoryFolder:
-    """The folder of DLC's memory network, the learning rate that it trains with, and `MemoryNeed.window`."""
+    """The folder of DLC's memory network, how the network learns, and `MemoryNeed.window`."""
 
     model: ModelFolder
     architecture: Architecture
-    lr: float
+    params: MemoryParams
     window: int | None = None
 
 
@@ -170,7 +171,7 @@ def _open_memory(config: RunConfig, needs: Needs, policy: Architecture, where: s
     need = needs.memory
     if need is None:
         return None
-    model, architecture = open_memory(need.path)
+    model, architecture = open_memory(need.network.path, cold=need.network.start == "cold")
     architecture.check_parallel(config.policy.tp, config.policy.pp, vpp=config.policy.vpp)
     _check_length(config, architecture, where)
     if architecture.vocab != policy.vocab:
@@ -185,7 +186,7 @@ def _open_memory(config: RunConfig, needs: Needs, policy: Architecture, where: s
             f"({architecture.smallest_window} positions), which hide prompts; leave recipe.dlc.window out, or take a "
             "memory network without them"
         )
-    return MemoryFolder(model, architecture, need.lr or config.policy.optimizer.lr, need.window)
+    return MemoryFolder(model, architecture, need.network, need.window)
 
 
 def _check_length(config: RunConfig, architecture: Architecture, where: str) -> None:

@@ -32,7 +32,7 @@ from policies import (
 from torch import Tensor
 
 from megasharp.algos.base import Needs, OldLogp
-from megasharp.algos.dlc import cross_entropy_recipe
+from megasharp.algos.dlc import MemoryParams, cross_entropy_recipe
 from megasharp.algos.recipe import training_sequence
 from megasharp.batching.packing import PackLayout, row_multiple
 from megasharp.common.records import (
@@ -96,13 +96,13 @@ def train_both(rank: int, world: int, policy: str, memory: str, layout_name: str
     ranks = GatheredRanks(Rank(values, CPU))
     learner, metrics = RanksLearner(ranks), []
     cut = PackLayout(layout.dp, 16, 2, row_multiple(layout, "cpu"), 40.0)
-    network = MemoryNetwork(RanksLearner(ranks, MEMORY), cut)
+    network = MemoryNetwork(RanksLearner(ranks, MEMORY), cut, MemoryParams())
     try:
         batch = packed(ragged_sequences(), layout)
         for step in range(STEPS):
             learner.step(learner.annotate(batch, method.annotation), method)
             if with_memory:
-                metrics.append(network.observe(groups(), seed=step))
+                metrics.append(network.observe(groups(), step + 1, seed=step))
         return Result(metrics, weights_of(RanksLearner(ranks, MEMORY)) if with_memory else {}, weights_of(learner))
     finally:
         learner.close()

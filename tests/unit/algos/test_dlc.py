@@ -17,7 +17,7 @@ def test_it_fills_no_hook_and_asks_for_a_memory() -> None:
     assert overridden_hooks(DLC) == ()
     params = DLCParams(mu=0.4, plausible=PlausibleParams(top_k=20), memory=MemoryParams(path="m", lr=1e-3), window=64)
     recipe = build_recipe(["grpo", "dlc"], {"dlc": params}, reduction=None, constant=8.0, mini_batches=1)
-    assert recipe.needs.memory == MemoryNeed("m", 1e-3, 0.4, Plausible(top_k=20), 64)
+    assert recipe.needs.memory == MemoryNeed(MemoryParams(path="m", lr=1e-3), 0.4, Plausible(top_k=20), 64)
 
 
 @each_case(
@@ -49,3 +49,17 @@ def test_mu_may_change_with_the_step() -> None:
     recipe = build_recipe(["grpo", "dlc"], params, reduction=None, constant=8.0, mini_batches=1)
     needs = [recipe.at(step).needs.memory for step in (1, 2, 4, 9)]
     assert [need.mu for need in needs if need] == pytest.approx([0.0, 0.1, 0.3, 0.3])
+
+
+@each_case(
+    ("written", "rate"),
+    [({}, 2e-2), ({"lr": None}, 2e-3), ({"lr": "3x"}, 6e-3), ({"lr": "0.5x"}, 1e-3), ({"lr": 1e-4}, 1e-4)],
+)
+def test_the_memorys_rate_beside_a_policys_of_2e_3(written: dict[str, object], rate: float) -> None:
+    assert validate(MemoryParams, written, "run.yaml").rate(2e-3) == pytest.approx(rate)
+
+
+@each_case("written", ["0x", "x", "-1x", "10", "1e-3x", 0.0, -1.0, "policy"])
+def test_no_other_rate_of_the_memory(written: object) -> None:
+    with pytest.raises(UserError, match=r"run.yaml: lr: (give a number, a multiple of policy.optimizer.lr|it must be)"):
+        validate(MemoryParams, {"lr": written}, "run.yaml")

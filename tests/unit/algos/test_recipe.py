@@ -12,6 +12,7 @@ from megasharp.algos import METHODS
 from megasharp.algos.base import MemoryNeed, MethodParams, Needs, OldLogp, Ramp, Reduction
 from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.clip import Clip
+from megasharp.algos.dlc import MemoryParams
 from megasharp.algos.grpo import GRPO, GRPOParams
 from megasharp.algos.kl import KLParams
 from megasharp.algos.recipe import Recipe
@@ -93,7 +94,7 @@ def test_old_logp_pass_is_left_out_for_a_single_mini_batch() -> None:
 
 
 def test_needs_join() -> None:
-    memory = MemoryNeed("folder", 1e-3, 0.5, None)
+    memory = MemoryNeed(MemoryParams(path="folder"), 0.5, None)
     joined = Needs(topn=2, memory=memory) | Needs(topn=5, entropy=True) | Needs(old_logp=OldLogp.BEFORE_STEP)
     assert joined == Needs(OldLogp.BEFORE_STEP, entropy=True, topn=5, memory=memory)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from megasharp.algos.base import MemoryNeed
+from megasharp.algos.dlc import MemoryParams
 from megasharp.common.errors import UserError
 from megasharp.common.records import Completion, FinishReason, Outcome, SamplingParams, Verdict
 from megasharp.evals.estimators import pass_at_k
@@ -84,7 +85,7 @@ def test_sampling_parameters_reach_the_engine():
 
 def test_a_memory_network_takes_part_under_a_name_of_its_own():
     engine = RuleEngine()
-    result = run(engine, memory=MemoryNeed("folder", None, 0.3, 0.05))
+    result = run(engine, memory=MemoryNeed(MemoryParams(path="folder"), 0.3, 0.05))
     assert {(s.memory_mu, s.plausible) for _, s in engine.calls} == {(0.3, 0.05)}
     assert result.suite == "tiny+memory"
     assert "eval/tiny+memory/distinct_correct" in result.figures()

@@ -173,6 +173,15 @@ def test_what_engines_are_started_with(tmp_path: Path) -> None:
     assert not fleet_settings(config(FLEET, APART), model, None, tmp_path).sleep
 
 
+def test_engines_beside_a_cold_memory_network_start_without_its_weights(tmp_path: Path) -> None:
+    """Its folder may have none, and the first push brings them."""
+    model = ModelFolder(tmp_path, is_megatron=False)
+    for files, expected in (([], "dummy"), (["model.safetensors"], None)):
+        for name in files:
+            (tmp_path / name).touch()
+        assert fleet_settings(config(FLEET), model, model, tmp_path).rollout.sglang.get("load_format") == expected
+
+
 def test_the_engines_python(tmp_path: Path) -> None:
     assert engine_python(config(FLEET)) == Path(sys.executable)
     assert engine_python(config(FLEET, f"rollout.python={tmp_path}/bin/python")) == tmp_path / "bin" / "python"

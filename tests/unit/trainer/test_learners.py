@@ -42,3 +42,18 @@ def test_a_memory_network_with_windows_of_its_own_takes_no_other(tmp_path: Path)
     run = load_run(QUICKSTART, ["recipe.methods=[grpo,dlc]", f"recipe.dlc={{window: 8, memory: {{path: {memory}}}}}"])
     with pytest.raises(UserError, match=r"run.yaml: recipe.dlc.window=8: layers of .* windows of their own \(16 pos"):
         check(run, "run.yaml")
+
+
+def test_the_memory_networks_schedule_is_its_own() -> None:
+    """The quickstart's policy warms up for 10 steps and decays; a frozen step is none of the schedule's."""
+    keys = "{path: examples/quickstart/memory, steps: 3, freeze_until: 5, warmup_steps: 4, start: cold}"
+    for memory, found in (("{}", (0, "constant", 30, False)), (keys, (4, "constant", 75, True))):
+        overrides = [
+            "recipe.methods=[grpo,dlc]",
+            "data.path=examples/quickstart/data/dev.jsonl",
+            "steps=30",
+            f"recipe.dlc.memory={memory}",
+        ]
+        own = learner_settings(check(load_run(QUICKSTART, overrides), "run.yaml"))["memory"]
+        assert (own.policy.optimizer.warmup_steps, own.policy.optimizer.decay, own.total_steps, own.cold) == found
+        assert own.policy.optimizer.lr == pytest.approx(2e-3)

@@ -76,3 +76,9 @@ def test_a_table_that_differs_between_stages_stays_as_written(tmp_path: Path) ->
     reread = build_recipes(load_run(tmp_path / "stored.yaml"), "stored.yaml")
     for before, after in zip(recipes.all, reread.all, strict=True):
         assert {n: m.params for n, m in after.methods.items()} == {n: m.params for n, m in before.methods.items()}
+
+
+def test_a_step_of_the_memory_network_needs_a_group(tmp_path: Path) -> None:
+    many = config(tmp_path, methods=["grpo", "dlc"], dlc={"memory": {"steps": 1000}})
+    with pytest.raises(UserError, match=r"recipe\.dlc\.memory\.steps=1000 is more than data\.prompts_per_step="):
+        build_recipes(many, "run.yaml")

@@ -15,6 +15,7 @@ from megasharp.config.core import dump_yaml, parse_yaml
 from megasharp.config.run_config import RunConfig, load_run
 from megasharp.convert.architecture import record_arguments
 from megasharp.convert.hf_folder import read_config
+from megasharp.trainer.factories import learner_settings
 from megasharp.trainer.resolve.resolved_run import check
 from megasharp.trainer.resume import (
     check_inputs,
@@ -22,6 +23,7 @@ from megasharp.trainer.resume import (
     check_resume,
     inputs_of,
     with_stored_bias,
+    with_stored_memory,
     with_stored_tables,
 )
 from tests.unit.saving import save_at_once
@@ -92,6 +94,51 @@ def test_a_run_that_oversampled_on_policy_before_there_was_a_key_goes_on(tmp_pat
     assert told.startswith("changed since the last attempt: rollout.allow_length_bias: False -> True (")
     refused = _config(*biased, "rollout.allow_length_bias=false")
     assert with_stored_bias(tmp_path, refused) is refused
+
+
+# The small file, which is read faster.
+DLC = ("recipe.methods=[grpo,dlc]", "data.path=examples/quickstart/data/dev.jsonl")
+
+
+def _before_schedules(folder: Path, *overrides: str) -> Path:
+    """The stored configuration of a run with a memory network from before 2026-11-25."""
+    resolved = check(_config(*DLC, "recipe.dlc.memory.lr=null", *overrides), "run.yaml")
+    tree = parse_yaml(dump_yaml(resolved.config), "stored")
+    tree["recipe"]["dlc"]["memory"] = {"path": tree["recipe"]["dlc"]["memory"]["path"], "lr": None}
+    (folder / "config.yaml").write_text(yaml.safe_dump(tree))
+    return folder
+
+
+def test_a_memory_network_goes_on_by_the_schedule_of_the_policy_where_it_began_so(tmp_path: Path) -> None:
+    """The quickstart's policy has a warm-up of 10 steps and a linear decay: by its own file and by its stored one."""
+    _before_schedules(tmp_path)
+    for config, keys in ((_config(*DLC), ("lr", "warmup_steps", "decay")), (load_run(tmp_path / "config.yaml"), ())):
+        said: list[str] = []
+        resolved = check(config, "run.yaml")
+        kept = with_stored_memory(tmp_path, resolved, said.append)
+        assert kept.memory is not None and learner_settings(kept)["memory"].policy.optimizer == config.policy.optimizer
+        assert all(key in said[0] for key in keys) and len(said) == 1
+        assert check_resume(tmp_path, kept.config) == []
+        # As the run is stored from now on.
+        (tmp_path / "again").mkdir(exist_ok=True)
+        (tmp_path / "again" / "config.yaml").write_text(dump_yaml(kept.config))
+        later = check(load_run(tmp_path / "again" / "config.yaml"), "run.yaml")
+        assert with_stored_memory(tmp_path / "again", later, said.append) is later
+        assert check_resume(tmp_path / "again", later.config) == []
+
+
+def test_a_memory_networks_schedule_that_is_set_is_another_run(tmp_path: Path) -> None:
+    _before_schedules(tmp_path)
+    resolved = check(_config(*DLC, "recipe.dlc.memory.lr=3x", "recipe.dlc.memory.warmup_steps=4"), "run.yaml")
+    kept = with_stored_memory(tmp_path, resolved, lambda line: None)
+    changed = r"memory\.lr was None and is now '3x'; recipe\.dlc\.memory\.warmup_steps was 10 and is now 4"
+    with pytest.raises(UserError, match=changed):
+        check_resume(tmp_path, kept.config)
+
+
+def test_a_run_without_a_memory_network_has_no_schedule_of_one(tmp_path: Path) -> None:
+    resolved = check(_config(), "run.yaml")
+    assert with_stored_memory(_stored(tmp_path), resolved, lambda line: None) is resolved
 
 
 def test_a_run_that_does_not_exist_yet_begins(tmp_path: Path) -> None:
