@@ -270,13 +270,17 @@ def closed_form(
     memory: PreTrainedModel | None,
     tokens: Sequence[int],
     sampling: dict[str, Any],
+    memory_sees: Tensor | None = None,
 ) -> Logps:
-    """Log-probs after each of `tokens`, written out: softmax((z_p - mu z_m) / T), the guard's forms, top-k, top-p."""
+    """Log-probs after each of `tokens`, written out: softmax((z_p - mu z_m) / T), the guard's forms, top-k, top-p.
+
+    `memory_sees` bool [T, T]: which token (column) the memory's attention of a token (row) sees; None: all before it.
+    """
     temperature = sampling.get("temperature", 1.0) or 1.0
     custom = sampling.get("custom_params") or {}
     ids = torch.tensor([list(tokens)])
     z_policy = _logits(policy, ids)
-    z_memory = None if memory is None else _logits(memory, ids)
+    z_memory = None if memory is None else _logits(memory, ids, memory_sees)
     own = (z_policy / temperature).log_softmax(-1)
     z = z_policy.clone()
     if z_memory is not None and "mu" in custom:
@@ -300,9 +304,15 @@ def closed_form(
     return Logps(sampler.log(), own, z_memory, **effect)
 
 
-def _logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
+def _logits(model: PreTrainedModel, ids: Tensor, sees: Tensor | None = None) -> Tensor:
     """In float64, so that only the engine rounds."""
-    return copy.deepcopy(model).double()(ids).logits[0]
+    mask = {} if sees is None else {"attention_mask": sees[None, None]}
+    return copy.deepcopy(model).double()(ids, **mask).logits[0]
+
+
+def prompt_and_window(length: int, prompt: int, window: int) -> Tensor:
+    """Bool [T, T]: token i sees token j <= i of the prompt, and those of the last `window` ones up to itself."""
+    return torch.tensor([[j <= i and (j < prompt or j > i - window) for j in range(length)] for i in range(length)])
 
 
 def _cut(p: Tensor, top_k: int, top_p: float) -> Tensor:
@@ -327,13 +337,18 @@ def errors(
     memory: PreTrainedModel | None,
     start: int = 0,
     end: int | None = None,
+    window: int | None = None,
 ) -> dict[str, float]:
     """The largest difference of each figure from the closed form, over response tokens `[start, end)`.
 
-    A wrong `argmax_moved` counts 1, where no two tokens are too close to say.
+    `window` is that of the memory network, behind the prompt without its `begun` tokens. A wrong `argmax_moved` counts
+    1, where no two tokens are too close to say.
     """
     drawn, meta = answer["output_ids"], answer["meta_info"]
-    want = closed_form(policy, memory, [*prompt, *drawn], sampling)
+    begun, sees = (sampling.get("custom_params") or {}).get("begun", 0), None
+    if window is not None:
+        sees = prompt_and_window(len(prompt) + len(drawn), len(prompt) - begun, window)
+    want = closed_form(policy, memory, [*prompt, *drawn], sampling, sees)
     rows, tokens = torch.arange(len(prompt) - 1, len(prompt) + len(drawn) - 1), torch.tensor(drawn)
     pairs = {"sampler": (meta["sampler_logprob"], want.sampler), "policy": (meta["policy_logprob"], want.policy)}
     if want.memory is not None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engines import VOCABULARY, Engine, closed_form, errors, make_model, running, tensors_of
+from engines import VOCABULARY, Engine, closed_form, errors, make_model, prompt_and_window, running, tensors_of
 from transformers import PreTrainedModel
 from waiting import HANG_S
 
@@ -43,6 +43,17 @@ SETUPS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "Qwen3 + Qwen3, tp 2": ("policy3", "memory3", {"tp": 2, "deterministic": True}),
     "Qwen2 + Qwen3, one by one": ("policy2", "memory3", {"sglang": _ONE_BY_ONE}),
     "Qwen3 + Qwen2, tp 2, pages": ("policy3", "memory2", {"tp": 2, "deterministic": True, "sglang": {"page_size": 16}}),
+    "Qwen3 + Qwen3, window": ("policy3", "memory3", {"sleep": True, "memory_window": 16}),
+    "Qwen3 + Qwen2, window, tp 2, pages, chunks": (
+        "policy3",
+        "memory2",
+        {
+            "tp": 2,
+            "deterministic": True,
+            "memory_window": 24,
+            "sglang": {"page_size": 16, "chunked_prefill_size": 64},
+        },
+    ),
 }
 
 _TRIES = 5
@@ -56,8 +67,11 @@ def worst(*found: Errors) -> Errors:
 class Pair:
     """An engine with the models it is to match."""
 
-    def __init__(self, engine: Engine, folder: Path, policy: str, memory: str | None) -> None:
+    def __init__(
+        self, engine: Engine, folder: Path, policy: str, memory: str | None, window: int | None = None
+    ) -> None:
         self.engine = engine
+        self.window = window
         self.folder = folder
         self.version = 0
         self._kinds = (policy, memory)
@@ -72,7 +86,7 @@ class Pair:
         """Generate, and compare every figure of every token: the largest errors, and the answers."""
         answers = self.engine.generate(prompts, sampling)
         found = [
-            errors(answer, prompt, each, self.policy, self.memory)
+            errors(answer, prompt, each, self.policy, self.memory, window=self.window)
             for answer, prompt, each in zip(answers, prompts, sampling, strict=True)
         ]
         return worst(*found), answers
@@ -135,7 +149,7 @@ def pair_of(folder: Path, setup: str, **overrides: Any) -> Iterator[Pair]:
     flags = {**keys.get("sglang", {}), **overrides.pop("sglang", {})}
     memory_folder = folder / "memory" if memory else None
     with running(folder, folder / "policy", memory_folder, **{**keys, **overrides, "sglang": flags}) as engine:
-        yield Pair(engine, folder, policy, memory)
+        yield Pair(engine, folder, policy, memory, {**keys, **overrides}.get("memory_window"))
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
@@ -180,7 +194,9 @@ def greedy(pair: Pair) -> Errors:
     for others in ([], [pair.sampling(0.3)]):
         prompts = [prompt_of(12, seed) for seed in range(1 + len(others))]
         error, [answer, *_] = pair.measure(prompts, [asked, *others])
-        table = closed_form(pair.policy, pair.memory, [*prompts[0], *answer["output_ids"]], asked).sampler
+        tokens = [*prompts[0], *answer["output_ids"]]
+        sees = None if pair.window is None else prompt_and_window(len(tokens), len(prompts[0]), pair.window)
+        table = closed_form(pair.policy, pair.memory, tokens, asked, sees).sampler
         assert table[11:-1].argmax(-1).tolist() == answer["output_ids"]
         found.append(error)
     return worst(*found)
@@ -246,7 +262,7 @@ def updated_in_place(pair: Pair) -> Errors:
 
 
 def _update_in_flight(pair: Pair, mode: str) -> tuple[dict[str, Any], Errors, Errors]:
-    length = 300 if pair.engine.tp > 1 else 900
+    length = 300 if pair.engine.tp > 1 or pair.window else 900
     prompt, sampling = prompt_of(9, 31), pair.sampling(0.5, length)
     for _ in range(_TRIES):
         old_policy, old_memory = pair.policy, pair.memory
@@ -259,8 +275,8 @@ def _update_in_flight(pair: Pair, mode: str) -> tuple[dict[str, Any], Errors, Er
     assert second["version"] == str(pair.version) and first["version"] != second["version"]
     switch = first["end"]
     assert 0 < switch < length
-    before = errors(answer, prompt, sampling, old_policy, old_memory, end=switch)
-    after = errors(answer, prompt, sampling, pair.policy, pair.memory, start=switch)
+    before = errors(answer, prompt, sampling, old_policy, old_memory, end=switch, window=pair.window)
+    after = errors(answer, prompt, sampling, pair.policy, pair.memory, start=switch, window=pair.window)
     return answer, before, after
 
 

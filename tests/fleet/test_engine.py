@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,8 @@ def test_parity(pair: Pair, case: str) -> None:
     assert_close(CASES[case](pair))
 
 
-def assert_close(found: Errors) -> None:
-    assert all(error <= TOLERANCES[name] for name, error in found.items()), found
+def assert_close(*found: Errors) -> None:
+    assert found and all(error <= TOLERANCES[name] for each in found for name, error in each.items()), found
 
 
 def check(pair: Pair, prompts: list[list[int]], sampling: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -268,6 +269,68 @@ def test_sleep_while_a_request_is_in_flight(pair: Pair) -> None:
     assert_close(errors(answer, prompt, sampling, pair.policy, pair.memory))
 
 
+WINDOWED = ("Qwen3 + Qwen3, window", "Qwen3 + Qwen2, window, tp 2, pages, chunks")
+
+
+def slots(pair: Pair) -> dict[str, int]:
+    """Free ones of each pool, and those of prompts that no request uses."""
+    status, told = pair.engine.call("/server_info")
+    assert status == 200, told
+    return dict(told["internal_states"][0]["free_slots"])
+
+
+@contextmanager
+def sampled_meanwhile(pair: Pair, prompts: list[list[int]], length: int) -> Iterator[threading.Thread]:
+    """The requests are checked when the block ends."""
+    found: list[Errors] = []
+    asked = [pair.sampling(0.5, length)] * len(prompts)
+    thread = threading.Thread(target=lambda: found.append(pair.measure(prompts, asked)[0]))
+    thread.start()
+    yield thread
+    thread.join(timeout=HANG_S)
+    assert_close(*found)
+
+
+@pytest.mark.parametrize("pair", WINDOWED, indirect=True)
+def test_the_memorys_cache_is_freed_behind_its_window(pair: Pair) -> None:
+    """While a response grows the policy's pool shrinks and the memory's does not: prompt, window, what waits, pages."""
+    pair.engine.flush()
+    assert pair.window is not None
+    before, prompt, page = slots(pair), prompt_of(50, 5), 16
+    most = len(prompt) + pair.window + pair.window // 4 + 2 * page
+    used: list[tuple[int, int]] = []
+    with sampled_meanwhile(pair, [prompt], 250) as thread:
+        while thread.is_alive():
+            now = slots(pair)
+            used.append((before["policy"] - now["policy"], before["memory"] - now["memory"]))
+    assert max(policy for policy, _ in used) > most + 50, "it was not seen while it ran"
+    assert max(memory for _, memory in used) <= most, used
+
+
+@pytest.mark.parametrize("pair", WINDOWED, indirect=True)
+def test_no_slot_of_either_pool_is_lost(pair: Pair) -> None:
+    """After requests that end, are retracted by a pause and for want of room, are begun, are aborted."""
+    pair.engine.flush()
+    before, engine, abort = slots(pair), pair.engine, {"abort_all": True, "rid": ""}
+    with sampled_meanwhile(pair, [prompt_of(20 + 15 * seed, seed) for seed in range(3)], 150):
+        time.sleep(0.5)
+        engine.do("/pause_generation", {"mode": "retract"})
+        engine.do("/continue_generation", {"torch_empty_cache": False})
+    asked = pair.sampling(0.5, 15)
+    asked["custom_params"] = {**asked["custom_params"], "begun": 37}
+    check(pair, [prompt_of(90, 8)] * 2, [asked] * 2)
+    body = {"input_ids": [prompt_of(30, 9)] * 16, "sampling_params": [pair.sampling(0.5, 400)] * 16}
+    thread = threading.Thread(target=lambda: engine.call("/generate", body))
+    thread.start()
+    # Sixteen at a time do not have room for so many tokens.
+    time.sleep(4)
+    engine.do("/abort_request", abort)
+    thread.join(timeout=HANG_S)
+    assert slots(pair)["prompts"] > 0
+    engine.flush()
+    assert slots(pair) == before
+
+
 REFUSALS: dict[str, dict[str, Any]] = {
     "weight updates are checked against whole networks": {"sglang": {"pp_size": 2}},
     "verified without the memory's subtraction": {"sglang": {"speculative_algorithm": "EAGLE"}},
@@ -276,6 +339,7 @@ REFUSALS: dict[str, dict[str, Any]] = {
     "page_size is '16': Expected `int | null`": {"sglang": {"page_size": "16"}},
     "it must be one of": {"device": "cuda", "memory": None, "sglang": {"attention_backend": "fa5"}},
     "which knows no CUDA; docs/engines.md says": {"device": "cuda"},
+    "memory_window works in engines on a CPU only": {"device": "cuda", "memory_window": 8},
     "attention_backend flashmla is not known to serve a memory": {
         "device": "cuda",
         "sglang": {"attention_backend": "flashmla"},

@@ -51,6 +51,28 @@ REPLACED = {
         "check_weights": "obj request",
     },
     "ModelConfig": {"_derive_hybrid_model": ""},
+    "HybridSWAPoolConfigurator": {"__init__": "kvc", "_solve_pool_sizes": "max_total_num_tokens page_size"},
+    "KVCacheConfigurator": {
+        "_build_oot_mha_kv_pool": "max_total_num_tokens",
+        "_build_hybrid_swa_kv_pool": "full_max_total_num_tokens swa_max_total_num_tokens mha_pool_class",
+    },
+    "RadixCache": {
+        "match_prefix": "params",
+        "_insert_cache": "req token_ids chunked key_limit split_prompt",
+        "cache_unfinished_req": "req chunked",
+        "on_release": "req inserted",
+        "evict_sliding_windows": "req pre_len eviction_interval",
+        "evict": "params",
+        "full_evictable_size": "",
+        "swa_evictable_size": "",
+        "full_protected_size": "",
+        "swa_protected_size": "",
+        "supports_swa": "",
+        "reset": "",
+    },
+    "SWAPrefillBudget": {"swa_tokens": "extend_input_len max_new_tokens chunk_limit swa_host_hit_length"},
+    "SWATokenToKVPoolAllocator": {"create_prefill_budget": "tree_cache num_mixed_decode_tokens"},
+    "Scheduler": {"get_internal_state": "recv_req"},
     "Sampler": {
         "forward": "logits_output sampling_info return_logprob top_logprobs_nums token_ids_logprobs positions",
         "_sample_from_probs": "probs sampling_info positions simple_sampling_case",
@@ -76,7 +98,21 @@ READ = {
     "LogitsMetadata": "from_forward_batch next_token_logits_buffer extend_return_logprob extend_return_top_logprob "
     "extend_token_ids_logprob capture_hidden_mode",
     "CaptureHiddenMode": "NULL",
-    "ModelConfig": "num_attention_layers",
+    "ModelConfig": "num_attention_layers is_hybrid_swa full_attention_layer_ids swa_attention_layer_ids context_len",
+    "HybridSWAPoolConfigurator": "_make_pool_config",
+    "KVCacheConfigurator": "pool_page_size model_config",
+    "RadixCache": "evictable_size_ protected_size_ page_size evictable_size",
+    "SWAPrefillBudget": "swa_offset tree_cache page_size",
+    "SWATokenToKVPoolAllocator": "full_attn_allocator swa_attn_allocator full_to_swa_index_mapping "
+    "full_available_size swa_available_size clear",
+    "Scheduler": "tree_cache token_to_kv_pool_allocator",
+    "sglang.srt.mem_cache.swa_memory_pool": "full_kv_pool swa_kv_pool size_swa full_to_swa_index_mapping",
+    "sglang.srt.managers.schedule_batch": "swa_evict_floor kv_allocated_len max_new_tokens maybe_evict_swa "
+    "SGLANG_SWA_EVICTION_INTERVAL origin_input_ids sampling_params",
+    "sglang.srt.model_executor.forward_batch_info": "out_cache_loc seq_lens extend_prefix_lens req_pool_indices "
+    "sampling_info forward_mode",
+    "sglang.srt.model_executor.model_runner_components.load_model_utils": "get_attention_sliding_window_size",
+    "sglang.srt.runtime_context": "tp_size tp_rank tp_group kernel",
     "RadixAttention": "layer_id tp_k_head_num tp_v_head_num head_dim",
     "QKVParallelLinear": "q_proj_shard_size kv_proj_shard_size total_num_heads total_num_kv_heads head_size "
     "num_kv_head_replicas",
@@ -92,7 +128,6 @@ READ = {
     "PagedTokenToKVPoolAllocator": "free_pages merge_and_sort_free page_size device",
     "PlatformEnum": "OOT",
     "sglang.srt.managers.io_struct": "extra_key",
-    "sglang.srt.managers.schedule_batch": "origin_input_ids sampling_params",
     "sglang.srt.layers.logits_processor": "next_token_logits next_token_logprobs customized_info",
     "sglang.srt.managers.scheduler_components.batch_result_processor": "customized_info",
     "sglang.srt.model_loader.loader": "secondary_weights",
@@ -103,13 +138,12 @@ READ = {
     "sglang.srt.managers.load_snapshot": "shm_path_for",
     "sglang.srt.models.registry": "SGLANG_EXTERNAL_MODEL_PACKAGE EntryClass",
     "sglang.srt.platforms": "sglang.srt.platforms SGLANG_PLATFORM",
-    "sglang.srt.runtime_context": "tp_size tp_rank tp_group kernel",
     "sglang.srt.layers.attention.flashattention_backend": "forward_metadata scheduler_metadata",
 }
 # Of ServerArgs, beside those in the tables of `engine_config.py`.
 FLAGS = (
     "log_level disable_prefill_cuda_graph cuda_graph_max_bs_decode cuda_graph_bs_decode enable_weights_cpu_backup "
-    "weight_cache_mode"
+    "weight_cache_mode swa_full_tokens_ratio"
 )
 
 
@@ -185,7 +219,14 @@ def _flags() -> Iterator[str]:
     """Flags are named by their words in our files: those that we set, and those that we refuse."""
     from megasharp.rollout.sglang.engine import engine_config as flags
 
-    tables = (flags._OURS, flags._REFUSED, flags._REFUSED_WITH_MEMORY, flags._CPU_DEFAULTS, flags.ATTENTION_KEYS)
+    tables = (
+        flags._OURS,
+        flags._REFUSED,
+        flags._REFUSED_WITH_MEMORY,
+        flags._REFUSED_WITH_WINDOW,
+        flags._CPU_DEFAULTS,
+        flags.ATTENTION_KEYS,
+    )
     known = flags.installed_flags()
     for name in sorted({name for table in tables for name in table} | set(FLAGS.split())):
         if name not in known:

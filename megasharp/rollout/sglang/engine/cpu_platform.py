@@ -6,6 +6,7 @@ SGLang's own imports, so this file does not go through `sglang_internals.py`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,8 +46,14 @@ def _plain_cpu_platform() -> type:
             return MHATokenToKVPool
 
         def get_paged_allocator_cls(self) -> Any:
-            """Return the class of the page allocator that needs no Triton."""
-            return _paged_allocator()
+            """Return the class of the page allocator that needs no Triton; of both pools where the memory has one."""
+            from megasharp.rollout.sglang.engine.engine_config import published
+
+            if published().memory_window is None:
+                return _paged_allocator()
+            from megasharp.rollout.sglang.engine.memory_pool import WindowAllocator
+
+            return partial(WindowAllocator, paged=_paged_allocator())
 
         def is_pin_memory_available(self, device: Any = None) -> bool:
             """Return False: there is no device to copy to from pinned memory."""

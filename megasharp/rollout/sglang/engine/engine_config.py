@@ -62,6 +62,18 @@ class EngineSettings:
         os.environ[_VARIABLE] = json.dumps(asdict(self))
 
 
+# The name under which `memory_pool.py` registers its tree of prefixes.
+PROMPT_CACHE = "megasharp_prompts"
+
+
+def eviction_interval(window: int) -> int:
+    """By how many tokens a response may outgrow the memory's window before its cache is freed: each call has a price.
+
+    128 is SGLang's own.
+    """
+    return max(1, min(128, window // 4))
+
+
 def published() -> EngineSettings:
     """Read what `publish` wrote. Raises KeyError in a process that no engine of ours started."""
     return EngineSettings(**json.loads(os.environ[_VARIABLE]))
@@ -251,6 +263,13 @@ _REFUSED_WITH_MEMORY = {
     "cuda_graph_backend_prefill": "a prefill graph knows the policy's attention layers only",
     "cuda_graph_config": "it may ask for a prefill graph, which knows the policy's attention layers only",
 }
+# Further ones where that has a window, with the reason.
+_REFUSED_WITH_WINDOW = {
+    "disable_radix_cache": "SGLang's cache without prefixes frees prompts that left the window",
+    "radix_cache_backend": "prompts have a cache of their own, because responses cannot be shared",
+    "enable_unified_memory": "it has one pool for what must be freed apart",
+    "disable_hybrid_swa_memory": "the memory network's window needs a pool of its own",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +332,8 @@ class EngineConfig:
             # the memory's numbers are past the end. SGLang would leave it out too, having counted fewer layers there
             # than the pool has; that count is not made for this.
             args["disable_prefill_cuda_graph"] = True
+            if self.memory_window is not None:
+                args["radix_cache_backend"] = PROMPT_CACHE
             if self.device != "cpu":
                 args["cuda_graph_max_bs_decode"] = self._rows()
         return args | dict(self.sglang)
@@ -373,8 +394,11 @@ def check_config(config: EngineConfig) -> None:
         _check_sleep(config)
     if config.memory_window is not None and (config.memory is None or config.memory_window < 1):
         raise UserError(f"memory_window is {config.memory_window}: it is that of a memory network, and at least 1")
-    if config.memory_window is not None:
-        raise UserError("memory_window is not built yet in engines of SGLang; leave it out")
+    if config.memory_window is not None and config.device != "cpu":
+        raise UserError(
+            "memory_window works in engines on a CPU only: SGLang's attention on a GPU (fa3, flashinfer, triton) keeps "
+            "no prompt beside a window in some layers alone; leave it out"
+        )
     if config.memory is not None:
         _check_memory(config, config.memory)
 
@@ -384,7 +408,9 @@ def check_flags(config: EngineConfig, flags: Mapping[str, Flag]) -> None:
 
     `flags` are those of the installed SGLang.
     """
-    refused = _REFUSED if config.memory is None else {**_REFUSED, **_REFUSED_WITH_MEMORY}
+    refused = dict(_REFUSED)
+    refused |= {} if config.memory is None else _REFUSED_WITH_MEMORY
+    refused |= {} if config.memory_window is None else _REFUSED_WITH_WINDOW
     for name, value in config.sglang.items():
         if name in _OURS:
             raise UserError(f"sglang.{name} is set by the engine's key {_OURS[name]}; leave it out")

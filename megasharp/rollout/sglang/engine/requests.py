@@ -107,6 +107,16 @@ class Columns:
         return replace(self, **changed)
 
 
+def begun(request: Any) -> int:
+    """Tokens at the end of one of SGLang's requests that are a response's, with which it goes on."""
+    return int((request.sampling_params.custom_params or {}).get(BEGUN, 0))
+
+
+def prompt_length(request: Any) -> int:
+    """Tokens of the prompt of one of SGLang's requests."""
+    return len(request.origin_input_ids) - begun(request)
+
+
 def columns_of(requests: Sequence[Any], device: Any) -> Columns:
     """Build the columns of SGLang's requests."""
     params = [request.sampling_params for request in requests]
@@ -115,14 +125,13 @@ def columns_of(requests: Sequence[Any], device: Any) -> Columns:
     guards = [each if MU in each else {} for each in custom]
     min_p = [math.log(each[MIN_P]) if MIN_P in each else -math.inf for each in guards]
     top_k = [each.get(TOP_K, 0) for each in guards]
-    prompts = [len(r.origin_input_ids) - each.get(BEGUN, 0) for r, each in zip(requests, custom, strict=True)]
     seeds = [_DEFAULT_SEED if each.sampling_seed is None else each.sampling_seed for each in params]
     return Columns(
         _column([float(each.get(MU, 0.0)) for each in custom], torch.float32, device),
         _column(min_p, torch.float32, device),
         _column(top_k, torch.int64, device),
         _column(seeds, torch.int64, device),
-        _column(prompts, torch.int64, device),
+        _column([prompt_length(request) for request in requests], torch.int64, device),
         any_min_p=any(value > -math.inf for value in min_p),
         most_top_k=max(top_k, default=0),
         most_candidates=max((int(each.get(CANDIDATES, 0)) for each in custom), default=0),

@@ -13,6 +13,7 @@ from megasharp.rollout.sglang.engine.engine_config import (
     check_config,
     check_flags,
     cpu_binding,
+    eviction_interval,
     installed_flags,
 )
 from megasharp.rollout.sglang.engine.rendezvous import held_port
@@ -52,6 +53,8 @@ def prepare(settings: EngineSettings, device: str, tp: int) -> None:
     settings.publish()
     lifeline.publish()
     os.environ["SGLANG_EXTERNAL_MODEL_PACKAGE"] = _MODELS
+    if settings.memory_window is not None:
+        os.environ["SGLANG_SWA_EVICTION_INTERVAL"] = str(eviction_interval(settings.memory_window))
     if device == "cpu":
         os.environ["SGLANG_PLATFORM"] = PLATFORM_NAME
         os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", cpu_binding(tp))

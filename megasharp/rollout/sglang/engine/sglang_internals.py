@@ -5,6 +5,9 @@ What each is used for:
   network gets layer ids after the policy's; `ModelConfig` counts attention layers; `DefaultModelLoader.Source` is how a
   model asks for a second checkpoint (`secondary_weights`); `LogitsMetadata` says which rows become logits;
   `get_attn_backend` gives the step's attention plan.
+- cache: `memory_pool.py` subclasses `RadixCache`, registered by `register_radix_cache_backend`, `SWAPrefillBudget` and
+  `SWATokenToKVPoolAllocator`, and replaces how `HybridSWAPoolConfigurator` and `KVCacheConfigurator` size and build
+  pools; `get_token_to_kv_pool`, `get_req_to_token_pool` and `KVWriteLoc` are what an attention layer reads and writes.
 - sampling: `Sampler` is subclassed and registered under the built-in back-ends' names, which are looked up first;
   `SamplingBatchInfo` has three methods meant to be overridden; `SamplingParams.verify` judges a request in the server.
 - weights: `WeightUpdater` and `SchedulerWeightUpdaterManager` receive updates, `WeightChecker` answers checksums; the
@@ -32,17 +35,25 @@ from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from sglang.srt.managers import load_snapshot
 from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
 from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqOutput
-from sglang.srt.managers.scheduler import run_scheduler_process
+from sglang.srt.managers.scheduler import Scheduler, run_scheduler_process
 from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
+from sglang.srt.mem_cache.prefill_budget import SWAPrefillBudget
+from sglang.srt.mem_cache.radix_cache import RadixCache
+from sglang.srt.mem_cache.registry import register_radix_cache_backend
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
-from sglang.srt.model_executor.forward_context import get_attn_backend
+from sglang.srt.model_executor.forward_context import get_attn_backend, get_req_to_token_pool, get_token_to_kv_pool
 from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
+from sglang.srt.model_executor.pool_configurator import HybridSWAPoolConfigurator
 from sglang.srt.model_loader.loader import DefaultModelLoader
 from sglang.srt.models.llama import LlamaForCausalLM
 from sglang.srt.models.qwen2 import Qwen2ForCausalLM
 from sglang.srt.models.qwen3 import Qwen3ForCausalLM
-from sglang.srt.runtime_context import get_exec, get_parallel, get_serving
+from sglang.srt.runtime_context import get_exec, get_parallel, get_schedule, get_serving
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.utils import stale_shm_cleanup
@@ -55,20 +66,29 @@ __all__ = [
     "ChecksumInfo",
     "DefaultModelLoader",
     "Engine",
+    "EvictParams",
     "HEALTH_CHECK_RID_PREFIX",
     "HTTPException",
+    "HybridSWAPoolConfigurator",
+    "KVCacheConfigurator",
+    "KVWriteLoc",
     "LlamaForCausalLM",
     "LogitsMetadata",
+    "MHATokenToKVPool",
     "MergedColumnParallelLinear",
     "ModelConfig",
     "QKVParallelLinear",
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
     "RadixAttention",
+    "RadixCache",
     "RowParallelLinear",
+    "SWAPrefillBudget",
+    "SWATokenToKVPoolAllocator",
     "Sampler",
     "SamplingBatchInfo",
     "SamplingParams",
+    "Scheduler",
     "SchedulerWeightUpdaterManager",
     "ServerArgs",
     "TokenizerManager",
@@ -79,10 +99,14 @@ __all__ = [
     "get_attn_backend",
     "get_exec",
     "get_parallel",
+    "get_req_to_token_pool",
+    "get_schedule",
     "get_serving",
+    "get_token_to_kv_pool",
     "launch_server",
     "load_snapshot",
     "overall_checksum",
+    "register_radix_cache_backend",
     "register_sampler_backend",
     "run_detokenizer_process",
     "run_scheduler_process",

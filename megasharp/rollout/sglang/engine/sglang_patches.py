@@ -9,7 +9,8 @@
 6. `WeightChecker._compute_checksum`: checksums of whole tensors under their checkpoint's names. SGLang's own hashes its
    fused, cut tensors, with a hash of its own, and needs CUDA.
 7. `ModelConfig._derive_hybrid_model`: `num_attention_layers` counts the memory network's layers, which are no hidden
-   layers of the model that the configuration describes.
+   layers of the model that the configuration describes. Where the memory has a window, its layers are named as those
+   with a pool of their own (`memory_pool.py`, which lists what it replaces for that).
 8. The names of shared memory: all that an engine's processes share in /dev/shm carries one name, by which whoever
    stops the engine removes it. SGLang ends its processes by force, which leaves their semaphores, message queues and
    load figures behind.
@@ -27,8 +28,8 @@ from typing import Any
 
 from torch import Tensor
 
-from megasharp.rollout.sglang.engine import sglang_internals
-from megasharp.rollout.sglang.engine.engine_config import published
+from megasharp.rollout.sglang.engine import memory_pool, sglang_internals
+from megasharp.rollout.sglang.engine.engine_config import EngineSettings, published
 from megasharp.rollout.sglang.engine.receive import check_broadcast, check_folder, checksums, known
 from megasharp.rollout.sglang.engine.rendezvous import meet_at_one_address
 from megasharp.rollout.sglang.engine.requests import Columns, check_request, columns_of
@@ -63,18 +64,24 @@ def apply() -> None:
     _take_announced_only(sglang_internals.WeightUpdater)
     _check_folders(sglang_internals.SchedulerWeightUpdaterManager)
     _name_checksums(sglang_internals.WeightChecker)
-    memory = published().memory
-    if memory is not None:
-        _count_attention_layers(sglang_internals.ModelConfig, Path(memory))
+    _count_attention_layers(sglang_internals.ModelConfig, published())
+    memory_pool.apply(published())
 
 
-def _count_attention_layers(config: Any, memory: Path) -> None:
+def _count_attention_layers(config: Any, settings: EngineSettings) -> None:
+    if settings.memory is None:
+        return
     derive: Callable[[Any], None] = config._derive_hybrid_model
-    layers = json.loads((memory / "config.json").read_text(encoding="utf-8"))["num_hidden_layers"]
+    memory_layers = json.loads((Path(settings.memory) / "config.json").read_text(encoding="utf-8"))["num_hidden_layers"]
 
     def derived(self: Any) -> None:
         derive(self)
-        self.num_attention_layers += layers
+        policy_layers = self.num_attention_layers
+        self.num_attention_layers += memory_layers
+        if settings.memory_window is not None:
+            self.is_hybrid_swa = True
+            self.full_attention_layer_ids = list(range(policy_layers))
+            self.swa_attention_layer_ids = list(range(policy_layers, self.num_attention_layers))
 
     config._derive_hybrid_model = derived
 

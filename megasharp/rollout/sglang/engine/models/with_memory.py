@@ -25,10 +25,12 @@ from transformers import AutoConfig
 
 from megasharp.common.records import MEMORY_PREFIX
 from megasharp.rollout.sglang.engine.engine_config import check_attention, check_pair, kv_repeats, published
+from megasharp.rollout.sglang.engine.memory_window import Seen, attend, seen_in_step
 from megasharp.rollout.sglang.engine.sampling_math import MemoryLogits
 from megasharp.rollout.sglang.engine.sglang_internals import (
     CaptureHiddenMode,
     DefaultModelLoader,
+    KVWriteLoc,
     LogitsMetadata,
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
@@ -36,6 +38,8 @@ from megasharp.rollout.sglang.engine.sglang_internals import (
     get_attn_backend,
     get_exec,
     get_parallel,
+    get_req_to_token_pool,
+    get_token_to_kv_pool,
 )
 
 _NETWORKS = {"Qwen2ForCausalLM": Qwen2ForCausalLM, "Qwen3ForCausalLM": Qwen3ForCausalLM}
@@ -53,7 +57,8 @@ class _WithMemory(nn.Module):
         check_attention(get_exec().kernel, config, memory_config)
         # The policy's quantisation says nothing about another checkpoint.
         self.memory = _NETWORKS[memory_config.architectures[0]](memory_config, quant_config=None, prefix="memory")
-        _move_into_pool(self.memory, config, memory_config)
+        self._window = None if settings.memory_window is None else Window(settings.memory_window)
+        _move_into_pool(self.memory, config, memory_config, self._window)
         self.memory_logits = MemoryLogits(settings.max_rows, config.vocab_size)
         self.secondary_weights = [
             DefaultModelLoader.Source(model_or_path=settings.memory, revision=None, prefix=MEMORY_PREFIX)
@@ -65,10 +70,16 @@ class _WithMemory(nn.Module):
         """One past the last attention layer of both networks: the pool's depth."""
         return self._layers
 
+    def get_attention_sliding_window_size(self) -> int | None:
+        """The memory's window, by which SGLang frees the cache of layers that have one; None: no such layers."""
+        return published().memory_window
+
     @torch.no_grad()
     def forward(self, input_ids: Tensor, positions: Tensor, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
         """The policy's output, as its own class gives it; the memory's logits go to their buffer."""
         output = super().forward(input_ids, positions, forward_batch, *args, **kwargs)
+        if self._window is not None:
+            self._window.begin_step(forward_batch)
         with _without_the_policys_schedule():
             hidden = self.memory.model(input_ids, positions, forward_batch)
         # Logits of each request's last token only, in a tensor of their own: prompt log-probs are the policy's.
@@ -103,40 +114,79 @@ class Qwen3WithMemory(_WithMemory, Qwen3ForCausalLM):  # type: ignore[misc]
     """A Qwen3 policy."""
 
 
+class Window:
+    """What the requests of the running step see of their cache in the memory's layers; the same in every layer."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self.written_T: Tensor = torch.empty(0, dtype=torch.int64)
+        self.seen: list[tuple[Seen, Tensor]] = []
+
+    def begin_step(self, batch: Any) -> None:
+        """Find each request's slots in the memory's pool: `written_T` for the step's tokens, `seen` for its keys."""
+        slots: Tensor = get_token_to_kv_pool().full_to_swa_index_mapping
+        self.written_T = slots[batch.out_cache_loc]
+        ends = batch.seq_lens.tolist()
+        begins = [end - 1 for end in ends] if batch.forward_mode.is_decode() else batch.extend_prefix_lens.tolist()
+        prompts = batch.sampling_info.megasharp.prompt_S.tolist()
+        names: Tensor = get_req_to_token_pool().req_to_token[batch.req_pool_indices]
+        seen_S = seen_in_step(prompts, begins, ends, self._length)
+        self.seen = [(seen, slots[names[row, seen.keys_K].long()]) for row, seen in enumerate(seen_S)]
+
+
+class _WindowedAttention(nn.Module):
+    """An attention layer whose keys are in the memory's pool; of `layer`, SGLang's own, only number and sizes count."""
+
+    def __init__(self, layer: Any, window: Window) -> None:
+        super().__init__()
+        self._layer, self._window = layer, window
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, forward_batch: Any, **kwargs: Any) -> Tensor:
+        """Attend with `q` [tokens, heads * head_dim]; returns the same shape."""
+        pool, number, size = get_token_to_kv_pool(), self._layer.layer_id, self._layer.head_dim
+        where = KVWriteLoc(forward_batch.out_cache_loc, self._window.written_T)
+        pool.set_kv_buffer(self._layer, where, k.view(len(k), -1, size), v.view(len(v), -1, size))
+        keys, values, queries = pool.get_key_buffer(number), pool.get_value_buffer(number), q.view(len(q), -1, size)
+        parts = [
+            attend(queries[seen.queries], keys[slots], values[slots], seen, self._layer.scaling)
+            for seen, slots in self._window.seen
+        ]
+        return torch.cat(parts).reshape(q.shape)
+
+
 class _RepeatedHeads(nn.Module):
     """An attention layer that gets each key-value head several times, so that it fills the policy's heads in the pool.
 
     Query heads of a key-value head are adjacent, and so are its copies: each copy serves an equal share of them.
     """
 
-    def __init__(self, inner: Any, repeats: int) -> None:
+    def __init__(self, inner: nn.Module, head_dim: int, repeats: int) -> None:
         super().__init__()
-        self._repeats = repeats
-        inner.tp_k_head_num *= repeats
-        inner.tp_v_head_num *= repeats
-        self.inner = inner
+        self._inner, self._head_dim, self._repeats = inner, head_dim, repeats
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, forward_batch: Any, **kwargs: Any) -> Any:
         """Attend with `q` [tokens, heads * head_dim] to `k` and `v` [tokens, kv_heads * head_dim], each head repeated.
 
         Returns what the inner layer does.
         """
-        return self.inner(q, self._repeated(k), self._repeated(v), forward_batch, **kwargs)
+        return self._inner(q, self._repeated(k), self._repeated(v), forward_batch, **kwargs)
 
     def _repeated(self, heads: Tensor) -> Tensor:
-        split = heads.view(heads.shape[0], -1, self.inner.head_dim)
+        split = heads.view(heads.shape[0], -1, self._head_dim)
         return split.repeat_interleave(self._repeats, dim=1).flatten(1)
 
 
-def _move_into_pool(memory: Any, policy_config: Any, memory_config: Any) -> None:
+def _move_into_pool(memory: Any, policy_config: Any, memory_config: Any, window: Window | None) -> None:
     """Number the memory's attention layers after the policy's, with the policy's number of key-value heads."""
     repeats = kv_repeats(policy_config, memory_config, get_parallel().tp_size)
     for layer in memory.model.layers:
         attention = layer.self_attn.attn
         assert isinstance(attention, RadixAttention)
         attention.layer_id += policy_config.num_hidden_layers
-        if repeats > 1:
-            layer.self_attn.attn = _RepeatedHeads(attention, repeats)
+        attention.tp_k_head_num *= repeats
+        attention.tp_v_head_num *= repeats
+        inner = attention if window is None else _WindowedAttention(attention, window)
+        layer.self_attn.attn = inner if repeats == 1 else _RepeatedHeads(inner, attention.head_dim, repeats)
 
 
 @contextmanager
