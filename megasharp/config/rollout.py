@@ -86,8 +86,15 @@ class RolloutConfig(Section):
     )
     engines: int = Field(
         default=1,
-        ge=1,
-        description="Number of SGLang engines, each of tp ranks. Raise it to sample on more GPUs.",
+        ge=0,
+        description="Number of SGLang engines that the run starts, each of tp ranks. Raise it to sample on more GPUs. "
+        "0: only those of rollout.external.",
+    )
+    external: list[str] = Field(
+        default=[],
+        description="Addresses http://host:port of SGLang engines that were started by hand, on other machines for "
+        "instance, and are used beside the run's own. Their key is read from the environment variable "
+        "MEGASHARP_ENGINE_KEY; docs/engines.md has the command that starts one. Needs disaggregated engines.",
     )
     restarts: int = Field(
         default=3,

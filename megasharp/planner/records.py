@@ -109,8 +109,8 @@ class Passes:
 class Engines:
     """SGLang engines; None stands for SGLang's own default.
 
-    `most_requests` run at once in one engine. `transport` is how weights reach them. `overlap`: they sample while the
-    policy trains.
+    The run starts `count`; `external` more, taken for equal ones, were started by hand on other GPUs. `most_requests`
+    run at once in one engine. `transport` is how weights reach them. `overlap`: they sample while the policy trains.
     """
 
     count: int
@@ -122,6 +122,7 @@ class Engines:
     most_requests: int | None = None
     pool_tokens: int | None = None
     chunk: int | None = None
+    external: int = 0
 
 
 @dataclass(frozen=True, slots=True)

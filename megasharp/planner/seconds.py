@@ -119,7 +119,7 @@ class _Sizes:
 
 def _filled(request: Request, engines: Engines, sizes: _Sizes, most: int | None) -> EngineMemory:
     """Fill an engine's cache with requests: responses of mean size, at most `most` at once."""
-    requests = request.batch.sequences * (1 + request.batch.oversample) / engines.count
+    requests = request.batch.sequences * (1 + request.batch.oversample) / (engines.count + engines.external)
     lengths = request.batch.lengths
     tokens = sizes.cache // sizes.per_token
     mean = int(tokens / lengths.context)

@@ -423,6 +423,8 @@ def _engine(request: Request, plan: Plan, engine: EngineMemory, unit: tuple[floa
     if request.machines.gpu:
         parts += [f"CUDA graphs {engine.graphs / scale:.1f} {name}", f"workspace {engine.workspace / scale:.1f} {name}"]
         parts.append(f"its process {engine.context / scale:.1f} {name} (CUDA context and NCCL, assumed)")
+    by_hand = request.engines.external
+    placed += f", {by_hand} more by hand elsewhere" if by_hand else ""
     yield from _wrapped("engines", f"{engine.count} x tp {engine.tp} {placed}; of {where}: {', '.join(parts)}")
     if engine.fraction is not None:
         asked = request.engines.memory_fraction

@@ -17,6 +17,7 @@ from megasharp.common.random_state import seed_generators
 from megasharp.common.watchdog import Budget, Watchdog, Watched
 from megasharp.config.core import dump_yaml
 from megasharp.metrics.clock import StageClock
+from megasharp.rollout.sglang.client.external import take_key
 from megasharp.rollout.step_request import Engine
 from megasharp.tasks.stream import DataCursor, PromptStream
 from megasharp.trainer.checkpoints import Checkpoints
@@ -58,6 +59,8 @@ def assemble(
     `inputs` are digests of what this attempt reads. `note` gets what engines report while the run goes on, `say` one
     line for the user. Raises UserError where a part does not start or cannot continue from the checkpoint.
     """
+    # Before anything starts that would inherit it.
+    key = take_key() if resolved.config.rollout.external else ""
     with clock.stage("start"):
         placement = open_placement(resolved)
         stack.callback(placement.close)
@@ -68,7 +71,7 @@ def assemble(
         stack.callback(judge.close)
         judge.try_function([item for item, _ in resolved.prompts.prompts[:TRIED_ROWS]])
         # Engines before learners: those that share devices sleep when they have started, which makes room.
-        serving = open_serving(resolved, placement, folder.root, folder.logs, note)
+        serving = open_serving(resolved, placement, folder.root, folder.logs, note, key)
         stack.callback(serving.close)
         learners = make_learners(resolved, placement, folder.logs)
         stack.callback(learners.policy.close)

@@ -9,6 +9,13 @@ from typing import Protocol
 import torch
 
 from megasharp.rollout.in_flight import Unfinished
+from megasharp.rollout.sglang.client.external import (
+    ExternalEngine,
+    WithExternal,
+    check_served,
+    join,
+    own_identity,
+)
 from megasharp.rollout.sglang.client.fleet import Fleet, FleetOptions, Sleeper
 from megasharp.rollout.step_request import Engine, PromptSource
 from megasharp.tasks.judge import Judge
@@ -118,7 +125,13 @@ class FleetServing:
     """SGLang engines in processes of their own."""
 
     def __init__(
-        self, resolved: ResolvedRun, placement: Placement, folder: Path, logs: Path, say: Callable[[str], None]
+        self,
+        resolved: ResolvedRun,
+        placement: Placement,
+        folder: Path,
+        logs: Path,
+        say: Callable[[str], None],
+        external_key: str,
     ) -> None:
         config = resolved.config
         memory, window = (resolved.memory.model, resolved.memory.window) if resolved.memory else (None, None)
@@ -129,8 +142,16 @@ class FleetServing:
         self._turns: Apart | Colocated = Apart()
         self._sync: FleetSync | None = None
         starter = placement.starter(settings) if config.rollout.restarts else None
-        options = FleetOptions(room=longest(config))
-        self._fleet = Fleet(placement.engines(settings), settings, options, tell=say, starter=starter)
+        urls = config.rollout.external
+        self._external: list[ExternalEngine] = []
+        if urls:
+            wanted = own_identity(settings)
+            # First of all: what is refused is refused before anything is loaded.
+            self._external = join(urls, config.rollout.engines, external_key, wanted)
+            starter = WithExternal(starter, self._external, wanted, say)
+        options = FleetOptions(room=longest(config), external=len(urls))
+        engines = [*placement.engines(settings), *self._external]
+        self._fleet = Fleet(engines, settings, options, tell=say, starter=starter)
         self._sleeper = Sleeper(self._fleet.members, self._fleet.settle) if settings.sleep else None
         try:
             check_room(config, self._fleet.prompt_limit)
@@ -180,6 +201,7 @@ class FleetServing:
         """Push again in the middle of a step: the learners' weights move after it only."""
         turns, sync = self._turns, self._sync
         assert sync is not None
+        check_served(self._external, sync.version + 1)
 
         def push_again() -> None:
             turns.handover()
@@ -194,9 +216,17 @@ class FleetServing:
 
 
 def open_serving(
-    resolved: ResolvedRun, placement: Placement, folder: Path, logs: Path, say: Callable[[str], None]
+    resolved: ResolvedRun,
+    placement: Placement,
+    folder: Path,
+    logs: Path,
+    say: Callable[[str], None],
+    external_key: str,
 ) -> Serving:
-    """Start the engines that the run in `folder` asks for. Raises UserError when they do not start."""
+    """Start the engines that the run in `folder` asks for, and join those started by hand.
+
+    Raises UserError when they do not start, or cannot be used.
+    """
     if resolved.config.rollout.engine == "inprocess":
         return InProcessServing(resolved)
-    return FleetServing(resolved, placement, folder, logs, say)
+    return FleetServing(resolved, placement, folder, logs, say, external_key)

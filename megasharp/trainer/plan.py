@@ -337,6 +337,7 @@ def _engines(config: RunConfig, where: str) -> Engines | None:
     apart = config.cluster.placement == "disaggregated"
     return Engines(
         count=rollout.engines,
+        external=len(rollout.external),
         tp=rollout.tp,
         colocated=not apart,
         transport=choose_transport(config, where),

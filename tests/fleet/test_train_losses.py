@@ -7,14 +7,23 @@ import os
 import random
 import re
 import signal
+import socket
+import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import psutil
 import pytest
-from example_runs import GAP, all_gone, engine_leaders, finish, rows, running, wait_for, wait_until
-from waiting import SOON_S
+from example_runs import GAP, REPOSITORY, all_gone, engine_leaders, finish, rows, running, wait_for, wait_until
+from waiting import HANG_S, SOON_S
+
+from megasharp.rollout.sglang.client.external import ExternalEngine, fault, own_identity
+from megasharp.rollout.sglang.client.launch import FleetSettings, answers
+from megasharp.rollout.sglang.identity import KEY_VARIABLE
 
 pytestmark = pytest.mark.long("fleet-runs")
 
@@ -50,7 +59,6 @@ def test_a_step_whose_only_engine_is_killed_goes_on_with_the_one_that_restarts(
     with running(tmp_path, *arguments) as process:
         for step in range(1, kills + 1):
             wait_until(process, (tmp_path / table.format(step)).exists)
-            # One that samples has requests, and takes a whole core.
             (leader,) = engine_leaders(process).values()
             time.sleep(0.3)
             os.kill(leader.pid, signal.SIGKILL)
@@ -158,3 +166,90 @@ def test_a_killed_run_loses_no_prompt_and_trains_on_none_twice(tmp_path: Path) -
     assert len(trained) == 4 * (done + 2)
     assert sorted([*trained, *left]) == list(range(last["cursor"]["position"]))
     assert set(waiting) <= {*trained[4 * done :], *left}
+
+
+@contextmanager
+def by_hand(folder: Path, port: int, key: str) -> Iterator[subprocess.Popen[bytes]]:
+    """An engine as docs/engines.md has a user start it on another machine; its whole group is killed at the end."""
+    config = {"model": str(REPOSITORY / "examples/quickstart/base"), "host": "127.0.0.1", "port": port, "tp": 1}
+    config |= {"memory": str(REPOSITORY / "examples/quickstart/memory"), "device": "cpu", "dtype": "float32"}
+    file = folder / "engine.json"
+    file.write_text(json.dumps({**config, "deterministic": True}))
+    process = subprocess.Popen(
+        [REPOSITORY / ".venv-fleet/bin/python", "-m", "megasharp.rollout.sglang.engine", file],
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {KEY_VARIABLE: key},
+        stdout=(folder / "engine.log").open("ab"),
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def ready(url: str, key: str) -> ExternalEngine:
+    engine, deadline = ExternalEngine(1, url, key), time.monotonic() + HANG_S
+    while not answers(engine.api):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return engine
+
+
+def test_an_engine_started_by_hand_is_used_like_ones_own_and_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables of two steps equal those of a run with two engines of its own; then it is killed and started again."""
+    port, key, table = free_port(), "its own key", "fleet_on_cpu/rollouts/step_{:06d}.parquet"
+    url = f"http://127.0.0.1:{port}"
+    apart = ["policy.offload=[]", "policy.tp=1", "cluster={backend: local, placement: disaggregated}"]
+    monkeypatch.setenv(KEY_VARIABLE, key)
+    with by_hand(tmp_path, port, key) as engine:
+        with running(tmp_path / "own", "steps=2", *apart) as process:
+            finish(process)
+        wanted = own_identity(settings_of_example())
+        joined = ready(url, key)
+        assert fault(joined, wanted) is None
+        assert "refuses the key of MEGASHARP_ENGINE_KEY" in str(fault(ExternalEngine(1, url, "no"), wanted))
+        other = own_identity(replace(settings_of_example(), model=REPOSITORY / "examples/quickstart/memory"))
+        assert "its model is another one: hidden_size " in str(fault(joined, other))
+        assert "it has a memory network, and the run has none" in str(fault(joined, {**wanted, "memory": None}))
+        arguments = ["steps=1000", "rollout.engines=1", f"rollout.external=[{url}]", *apart]
+        with running(tmp_path, *arguments) as process:
+            seen = wait_for(process, "step 1/1000")
+            wait_until(process, lambda: len(rows(tmp_path)) > 1)
+            assert key not in Path(f"/proc/{engine_leaders(process)[0].pid}/environ").read_text()
+            for step in (1, 2):
+                ours, theirs = (pd.read_parquet(root / table.format(step)) for root in (tmp_path / "own", tmp_path))
+                same = ["prompt_id", "text", "reward", "policy_version"]
+                pd.testing.assert_frame_equal(ours[same], theirs[same])
+            os.killpg(engine.pid, signal.SIGKILL)
+            seen += wait_for(process, f"engine 1 at {url} is lost: dead (")
+            with by_hand(tmp_path, port, key):
+                seen += wait_for(process, f"engine 1 at {url} is back; it serves once it holds the weights of the next")
+                back = len(rows(tmp_path))
+                wait_until(process, lambda: len(rows(tmp_path)) > back + 2)
+                assert joined.api.version() >= back
+                process.terminate()
+                seen += finish(process, code=143)
+                assert answers(joined.api), "the run leaves it running"
+    assert all(row["policy/engine_gap_max"] < GAP for row in rows(tmp_path))
+    written = [path.read_bytes() for path in (tmp_path / "fleet_on_cpu").rglob("*") if path.is_file()]
+    assert not any(key.encode() in text for text in [*written, seen.encode()])
+    with running(tmp_path / "gone", *arguments) as process:
+        output = finish(process, code=2)
+    assert f"rollout.external: {url} does not answer (" in output.splitlines()[-1]
+
+
+def settings_of_example() -> FleetSettings:
+    quickstart = REPOSITORY / "examples/quickstart"
+    return FleetSettings(Path(), quickstart / "base", Path(), memory=quickstart / "memory", deterministic=True)

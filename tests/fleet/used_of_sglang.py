@@ -39,6 +39,7 @@ REPLACED = {
         "_launch_detokenizer_subprocesses": "server_args port_args run_detokenizer_process_func",
     },
     "TokenizerManager": {
+        "get_internal_state": "",
         "_send_one_request": "tokenized_obj",
         "_send_batch_request": "tokenized_objs",
         "continue_generation": "obj",

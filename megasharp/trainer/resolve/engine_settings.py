@@ -11,6 +11,7 @@ from megasharp.config.core import find
 from megasharp.config.rollout import Transport
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.model_folder import ModelFolder
+from megasharp.rollout.sglang.client.external import address_of, on_this_machine
 from megasharp.rollout.sglang.client.launch import FleetSettings
 from megasharp.trainer.resolve.devices import device_of
 
@@ -25,7 +26,7 @@ _TRANSPORTS: dict[tuple[str, str], tuple[Transport, ...]] = {
 _ENGINE_KEEPS = 6
 # Keys that mean nothing to the engine in this process, by section.
 _ENGINE_KEYS = {
-    "rollout": ("python", "engines", "restarts", "tp", "sglang"),
+    "rollout": ("python", "engines", "external", "restarts", "tp", "sglang"),
     "sync": ("verify", "in_flight", "bucket_mb", "limit_s"),
     "cluster": ("placement",),
     "policy": ("offload",),
@@ -51,18 +52,27 @@ def choose_transport(config: RunConfig, where: str) -> Transport:
         return possible[0]
     found = next((way for way in possible if way == asked), None)
     if found is None:
+        beyond = " and beyond this machine (rollout.external)" if _beyond(config) else ""
         raise UserError(
             f"{where}: sync.transport={asked} does not reach engines on {device} that are {placement} on "
-            f"{config.cluster.nodes} node(s); use {', '.join(possible)}, or auto"
+            f"{config.cluster.nodes} node(s){beyond}; use {', '.join(possible)}, or auto"
         )
     return found
+
+
+def _beyond(config: RunConfig) -> bool:
+    """Return whether an engine that was started by hand is on another machine."""
+    return not all(map(on_this_machine, config.rollout.external))
 
 
 def _leads_to_all(way: Transport, config: RunConfig) -> bool:
     """Return whether this transport reaches every engine."""
     # Files in shared memory stay on the driver's machine, and IPC handles open memory on the same device only.
     if way == "shared_memory":
-        return config.cluster.nodes == 1
+        return config.cluster.nodes == 1 and not _beyond(config)
+    if way in ("gloo", "nccl"):
+        # Without Ray the learner's ranks and the run's engines meet at the loopback interface.
+        return config.cluster.backend == "ray" or not _beyond(config)
     return way != "ipc" or ranks_beside(config) is not None
 
 
@@ -82,6 +92,8 @@ def ranks_beside(config: RunConfig) -> tuple[tuple[int, ...], ...] | None:
 def check_engine_keys(config: RunConfig, where: str) -> None:
     """Refuse keys of SGLang engines where there are none, and placements that contradict other keys."""
     cluster = config.cluster
+    if config.rollout.engine == "sglang":
+        _check_external(config, where)
     choose_transport(config, where)
     if config.rollout.engine == "inprocess":
         for table, keys in _ENGINE_KEYS.items():
@@ -99,6 +111,22 @@ def check_engine_keys(config: RunConfig, where: str) -> None:
         )
     if cluster.nodes > 1 and cluster.backend == "local":
         raise UserError(f"{where}: cluster.nodes={cluster.nodes} needs cluster.backend=ray")
+
+
+def _check_external(config: RunConfig, where: str) -> None:
+    """Refuse addresses that are none, or stand twice, and placements that engines started by hand cannot follow."""
+    urls = config.rollout.external
+    if not urls and not config.rollout.engines:
+        raise UserError(f"{where}: rollout.engines=0 leaves no engine to sample; start one, or name rollout.external")
+    found = [address_of(url) for url in urls]
+    twice = next((url for url, place in zip(urls, found, strict=True) if found.count(place) > 1), None)
+    if twice is not None:
+        raise UserError(f"{where}: rollout.external names {twice} twice; each engine once")
+    if urls and config.cluster.placement == "colocated":
+        raise UserError(
+            f"{where}: rollout.external: engines started by hand have devices of their own and never sleep; "
+            "set cluster.placement=disaggregated"
+        )
 
 
 def check_context(config: RunConfig, positions: int, where: str) -> None:
@@ -175,7 +203,7 @@ def engines_on_a_node(config: RunConfig, where: str, gpus: int | None = None) ->
     `gpus`: how many the node has, where that is known; else the file's number.
     """
     if device_of(config) != "cuda":
-        return config.rollout.engines
+        return max(1, config.rollout.engines)
     there, key = config.cluster.gpus_per_node if gpus is None else gpus, f"rollout.tp={config.rollout.tp}"
     if there < config.rollout.tp:
         named = "this machine's GPUs" if gpus is not None else "cluster.gpus_per_node"

@@ -88,7 +88,8 @@ def check(config: RunConfig, where: str) -> ResolvedRun:
         for network in (architecture, *((memory.architecture,) if memory else ())):
             check_window(config, network.smallest_window, where)
         its_model, window = (memory.model, memory.window) if memory else (None, None)
-        check_engines(fleet_settings(config, model, its_model, Path(), window), where)
+        if config.rollout.engines:
+            check_engines(fleet_settings(config, model, its_model, Path(), window), where)
     tokenizer = load_tokenizer(model.description)
     suites = tuple(load_suite(name) for name in config.eval.suites)
     check_judging(config.reward, judged_tasks(config, suites), where)

@@ -92,9 +92,11 @@ def _engines(resolved: ResolvedRun) -> str:
         return "engine in this process"
     memory = " with a memory network" if resolved.memory else ""
     transport = choose_transport(config, "sync.transport")
+    urls = config.rollout.external
+    external = f" and {len(urls)} started by hand ({', '.join(urls)})" if urls else ""
     return (
-        f"{config.rollout.engines} SGLang engine(s) x tp {config.rollout.tp}{memory}, {config.cluster.placement}, "
-        f"weights by {transport}"
+        f"{config.rollout.engines} SGLang engine(s){external} x tp {config.rollout.tp}{memory}, "
+        f"{config.cluster.placement}, weights by {transport}"
     )
 
 

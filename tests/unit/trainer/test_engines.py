@@ -32,6 +32,8 @@ data: {task: countdown, path: train.jsonl}
 """
 FLEET = "rollout.engine=sglang"
 APART = "cluster.placement=disaggregated"
+HERE = "rollout.external=[http://127.0.0.1:30000]"
+THERE = "rollout.external=[http://10.0.0.5:30000]"
 GPUS = "cluster.gpus_per_node=8"
 TWO_NODES = ("cluster.backend=ray", "cluster.nodes=2")
 
@@ -58,6 +60,11 @@ def config(*overrides: str) -> RunConfig:
         ([FLEET, "sync.transport=disk"], "disk"),
         ([FLEET, "sync.transport=gloo"], "gloo"),
         ([FLEET, APART, "sync.transport=shared_memory"], "shared_memory"),
+        ([FLEET, APART, HERE, "sync.transport=shared_memory"], "shared_memory"),
+        ([FLEET, APART, HERE, "rollout.engines=0"], "gloo"),
+        ([FLEET, APART, THERE], "disk"),
+        ([FLEET, APART, THERE, "cluster.backend=ray"], "gloo"),
+        ([FLEET, APART, GPUS, THERE, "cluster.backend=ray"], "nccl"),
     ],
 )
 def test_how_weights_travel(overrides: list[str], transport: str) -> None:
@@ -75,6 +82,9 @@ def test_how_weights_travel(overrides: list[str], transport: str) -> None:
         [FLEET, GPUS, "sync.transport=nccl"],
         [FLEET, APART, GPUS, "sync.transport=ipc"],
         [FLEET, "cluster.nodes=2", "sync.transport=shared_memory"],
+        [FLEET, APART, THERE, "cluster.backend=ray", "sync.transport=shared_memory"],
+        [FLEET, APART, THERE, "sync.transport=gloo"],
+        [FLEET, APART, GPUS, HERE, "sync.transport=ipc"],
     ],
 )
 def test_ways_that_do_not_lead_there(overrides: list[str]) -> None:
@@ -88,6 +98,7 @@ def test_ways_that_do_not_lead_there(overrides: list[str]) -> None:
     [
         "rollout.python=/opt/python",
         "rollout.engines=2",
+        "rollout.external=[http://127.0.0.1:1]",
         "rollout.tp=2",
         "rollout.sglang={page_size: 16}",
         "sync.verify=true",
@@ -102,7 +113,8 @@ def test_what_only_engines_of_their_own_can_follow(override: str) -> None:
     key = override.partition("=")[0]
     with pytest.raises(UserError, match=f"{key} is for engines of their own"):
         check_engine_keys(config(override), "run.yaml")
-    check_engine_keys(config(override, FLEET), "run.yaml")
+    apart = [APART] if key == "rollout.external" else []
+    check_engine_keys(config(override, FLEET, *apart), "run.yaml")
 
 
 def test_engines_that_sleep_keep_no_stragglers() -> None:
@@ -110,6 +122,20 @@ def test_engines_that_sleep_keep_no_stragglers() -> None:
     with pytest.raises(UserError, match="co-located engines sleep"):
         check_engine_keys(config(*keep), "run.yaml")
     check_engine_keys(config(*keep, APART), "run.yaml")
+
+
+@each_case(
+    ("overrides", "words"),
+    [
+        ([HERE], r"have devices of their own and never sleep; set cluster\.placement=disaggregated"),
+        (["rollout.engines=0"], r"leaves no engine to sample; start one, or name rollout\.external"),
+        ([APART, "rollout.external=[10.0.0.5]"], "10.0.0.5 is no address of an engine; write http://host:port"),
+        ([APART, "rollout.external=[http://a:1,http://b:1,http://a:1/]"], "names http://a:1 twice"),
+    ],
+)
+def test_engines_started_by_hand_that_a_run_cannot_join(overrides: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=rf"rollout\.(external|engines).*{words}"):
+        check_engine_keys(config(FLEET, *overrides), "run.yaml")
 
 
 def test_other_nodes_need_ray() -> None:

@@ -27,6 +27,7 @@ from megasharp.common.errors import UserError, one_line
 from megasharp.common.records import Completion, FinishReason, GenerateRequest, SamplingParams, VersionSpan
 from megasharp.config.rollout import InFlight
 from megasharp.rollout.sglang.bucket import Entry
+from megasharp.rollout.sglang.identity import FIELD as IDENTITY
 
 Json = Mapping[str, Any]
 # SGLang's version label of the weights that an engine started with.
@@ -260,6 +261,16 @@ class EngineApi:
             return int(info["max_req_input_len"])
         except (KeyError, TypeError, ValueError) as error:
             raise EngineFailed(f"/server_info has no max_req_input_len: {str(info)[:200]}") from error
+
+    def identity(self, limit: float) -> Mapping[str, Any] | None:
+        """Return what the server says of itself (`rollout.sglang.identity`); None where it is no engine of ours.
+
+        Raises EngineFailed where the engine fails, EngineSlow where it sends nothing for `limit` seconds.
+        """
+        info = self._json("GET", "/server_info", None, limit)
+        states = info.get("internal_states") if isinstance(info, dict) else None
+        found = states[0].get(IDENTITY) if states and isinstance(states[0], dict) else None
+        return found if isinstance(found, dict) else None
 
     def cache_size(self, limit: float = CONTROL_S) -> int | None:
         """Return the number of tokens for which the server's cache has room; None where it does not say.

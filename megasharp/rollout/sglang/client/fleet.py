@@ -153,12 +153,14 @@ class LocalStarting:
 class FleetOptions:
     """Settings of a fleet that are no keys of the run: watching engines, and feeding them.
 
-    `room`: tokens of a prompt with its response that an engine which restarts must have room for.
+    `room`: tokens of a prompt with its response that an engine which restarts must have room for. `external`: how many
+    of the engines, the last ones, were started by others.
     """
 
     watch: WatchSettings = field(default_factory=WatchSettings)
     router: RouterSettings = field(default_factory=RouterSettings)
     room: int = 0
+    external: int = 0
 
 
 # How often the engines are seen to while their answers are waited for.
@@ -203,8 +205,16 @@ class Fleet:
         try:
             self._prompt_limit = min(engine.api.prompt_limit() for engine in engines)
             if starter is not None:
-                most, shared = settings.rollout.restarts, settings.sleep
-                self._restarts = Restarts(self._members, starter, most, options.room, tell, shared=shared)
+                self._restarts = Restarts(
+                    self._members,
+                    starter,
+                    settings.rollout.restarts,
+                    options.room,
+                    tell,
+                    shared=settings.sleep,
+                    external=len(engines) - options.external,
+                    patience_s=settings.start_limit_s,
+                )
             self._members.start_watching()
         except EngineFailed as error:
             self.close()

@@ -31,6 +31,7 @@ from megasharp.common.files import SHARED_MEMORY, Scratch, parent_for_sockets, p
 from megasharp.config.rollout import RolloutConfig
 from megasharp.rollout.sglang.client import child
 from megasharp.rollout.sglang.client.api import EngineApi, EngineFailed
+from megasharp.rollout.sglang.identity import KEY_VARIABLE
 
 _LINES = 8
 _BYTES = 16_384
@@ -89,8 +90,8 @@ class EngineHandle(Protocol):
         ...
 
     @property
-    def log(self) -> Path:
-        """File of its output, on its own machine."""
+    def log(self) -> Path | str:
+        """File of its output, on its own machine; words, where the run does not know it."""
         ...
 
     def exit_reason(self) -> str | None:
@@ -119,8 +120,10 @@ _PROBE_S = 10.0
 _NEARLY_ALL = 0.97
 # While others wait for a push of weights.
 GLANCE_S = 3.0
-# Variables an engine must not inherit: the trainer's Python, and proxies, which would see the engines' traffic.
-_UNWANTED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+# Variables an engine must not inherit: the trainer's Python, the key of engines started by hand, and proxies, which
+# would see the engines' traffic.
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+_UNWANTED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", KEY_VARIABLE, *_PROXIES)
 # Ray's token is among these: an engine has no business with the cluster.
 _UNWANTED_PREFIX = "RAY_"
 # The last line of a traceback, uvicorn's line about its port, and what our own check says.
@@ -252,7 +255,8 @@ def launch(settings: FleetSettings) -> list[EngineProcess]:
 
     Raises `start_error`, with every engine stopped, when one does not start: which, why, its log and its last lines.
     """
-    check_python(settings)
+    if settings.rollout.engines:
+        check_python(settings)
     key = new_key()
     engines: list[EngineProcess] = []
     try:

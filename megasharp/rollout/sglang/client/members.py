@@ -37,6 +37,7 @@ from megasharp.rollout.sglang.client.health import (
 from megasharp.rollout.sglang.client.launch import EngineHandle
 
 _EXIT_POLL_S = 0.5
+_NONE_OF_OURS = -2
 # Restarts of an engine are counted within this time.
 _WITHIN_S = 3600.0
 
@@ -62,6 +63,8 @@ class Member:
     def __init__(self, process: EngineHandle) -> None:
         self.process = process
         self.health = Health()
+        # Whatever version it says: an engine that came back has what it has from before, or from elsewhere.
+        self.awaits_push = False
         self.requests = 0
         self.tokens = 0
 
@@ -109,6 +112,7 @@ class Members:
         member = Member(process)
         answered = Answered(process.api.version())
         with self._changed:
+            member.awaits_push = True
             # It is to serve the version that is wanted of the engine whose place it takes.
             member.health = replace(member.health, wanted=self.all[index].health.wanted)
             self.all[index] = member
@@ -131,6 +135,8 @@ class Members:
         with self._changed:
             if epoch is not None and (epoch != self._epoch or self._quiet):
                 return
+            if member.awaits_push and isinstance(event, Answered):
+                event = Answered(_NONE_OF_OURS)
             before = member.health
             member.health = after(before, event, self._watch.dead_after)
             died = before.alive and not member.health.alive
@@ -219,6 +225,7 @@ class Members:
         """
         self._turn(True)
         for member in self.all:
+            member.awaits_push = False
             self.observe(member, Wanted(version))
         try:
             yield
@@ -305,18 +312,30 @@ class Starter(Protocol):
 class Restarts:
     """The engines of a fleet that are on their way back, each at most `most` times within an hour.
 
-    `room`: tokens of a prompt and its response for which an engine must have room. `tell` gets a line for each turn.
-    All is called in one thread, with which these engines end.
+    `room`: tokens of a prompt and its response for which an engine must have room. From number `external` on they are
+    engines that others started: they come back as often as they answer again, and a fleet without any other waits
+    `patience_s` for one. `tell` gets a line for each turn. All is called in one thread, with which these engines end.
     """
 
     def __init__(
-        self, members: Members, starter: Starter, most: int, room: int, tell: Callable[[str], None], *, shared: bool
+        self,
+        members: Members,
+        starter: Starter,
+        most: int,
+        room: int,
+        tell: Callable[[str], None],
+        *,
+        shared: bool,
+        external: int,
+        patience_s: float,
     ) -> None:
         self._members = members
         self._starter = starter
         self._most = most
         self._room = room
         self._tell = tell
+        self._external = external
+        self._patience_s = patience_s
         self._starting: dict[int, Starting] = {}
         self._begun: dict[int, list[float]] = {}
         self._out: set[int] = set()
@@ -333,16 +352,26 @@ class Restarts:
         for index, member in enumerate(self._members.all):
             if index in self._starting:
                 self._let_in(index)
-            elif begins and not member.health.alive and index not in self._out:
+            elif member.health.alive:
+                continue
+            elif index >= self._external:
+                self._ask_again(index)
+            elif begins and self._most and index not in self._out:
                 self._begin(index)
 
     def possible(self) -> bool:
         """Return True where an engine starts, or may be started again."""
         dead = [index for index, member in enumerate(self._members.all) if not member.health.alive]
-        return any(index in self._starting or self._left(index) > 0 for index in dead)
+        return any(self._may_return(index) for index in dead)
+
+    def _may_return(self, index: int) -> bool:
+        if index < self._external:
+            return index in self._starting or self._left(index) > 0
+        return index not in self._starting or time.monotonic() - self._begun[index][-1] < self._patience_s
 
     def settle(self) -> None:
         """Wait until no engine starts any more, where they share devices: the learner is about to take these."""
+        # Engines of others share no devices with this run, which the configuration's check sees to.
         if self._shared and self._starting:
             names = ", ".join(self._members.all[index].name for index in sorted(self._starting))
             self._tell(f"the policy waits for {names}, which shares its devices and still starts")
@@ -370,6 +399,13 @@ class Restarts:
             return 0
         now = time.monotonic()
         return self._most - sum(now - then < _WITHIN_S for then in self._begun.get(index, []))
+
+    def _ask_again(self, index: int) -> None:
+        name = self._members.all[index].name
+        if not self._members.alive():
+            self._tell(f"no engine is left: the run waits at most {self._patience_s:g} s for {name} to answer again")
+        self._begun[index] = [time.monotonic()]
+        self._starting[index] = self._starter.begin(index, None)
 
     def _begin(self, index: int) -> None:
         name, left = self._members.all[index].name, self._left(index)

@@ -4,11 +4,12 @@
      "device": "cpu", "dtype": "float32", "tp": 1, "sglang": {"page_size": 16}, "deterministic": false, "sleep": false,
      "shared": "/dev/shm/megasharp-engine-1"}
 
-`memory` and `shared` may be null; they, `sglang`, `deterministic` and `sleep` may be left out. With a `memory_window` N
-the memory network attends to the prompt and the last N tokens alone; null: to all. `sglang` takes any field of the
-installed ServerArgs that is not set by another key. With `sleep` the engine can give its GPU's memory back for a
-while; its weights are gone then, and must be sent again. `shared` is a folder in shared memory: what the engine's
-processes share is in it or begins with its name.
+`memory` and `shared` may be null, and `api_key` be left out where the environment has it as MEGASHARP_ENGINE_KEY, so
+that it is in no file; `memory`, `shared`, `sglang`, `deterministic` and `sleep` may be left out. With a `memory_window`
+N the memory network attends to the prompt and the last N tokens alone; null: to all. `sglang` takes any field of the
+installed ServerArgs that is not set by another key. With `sleep` the engine can give its GPU's memory back for a while;
+its weights are gone then, and must be sent again. `shared` is a folder in shared memory: what the engine's processes
+share is in it or begins with its name.
 
 In a reader's order: `EngineSettings`, the part that SGLang's child processes inherit in their environment; `Flag`, a
 field of the installed ServerArgs (the only part that imports sglang, and only when asked for the flags); `check_pair`
@@ -32,6 +33,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from megasharp.common.errors import UserError
+from megasharp.rollout.sglang.identity import KEY_VARIABLE, identity
 
 _VARIABLE = "MEGASHARP_ENGINE"
 
@@ -298,6 +300,18 @@ class EngineConfig:
         """The settings for SGLang's child processes."""
         return EngineSettings(self.memory, self._rows(), self.deterministic, self.shared, self.memory_window)
 
+    def identity(self) -> dict[str, Any]:
+        """Describe the engine for runs that did not start it. Raises OSError or ValueError for an unreadable model."""
+        return identity(
+            model=Path(self.model),
+            memory=None if self.memory is None else Path(self.memory),
+            memory_window=self.memory_window,
+            device=self.device,
+            dtype=self.dtype,
+            tp=self.tp,
+            deterministic=self.deterministic,
+        )
+
     @property
     def loses_weights(self) -> bool:
         """True where the weights are gone when the engine wakes."""
@@ -365,13 +379,16 @@ def read_config(path: Path) -> EngineConfig:
         raise UserError(f"{path}: not a readable JSON file: {error}") from error
     if not isinstance(raw, dict):
         raise UserError(f"{path}: not a JSON object")
+    if KEY_VARIABLE in os.environ:
+        raw.setdefault("api_key", os.environ[KEY_VARIABLE])
     known = {each.name: each for each in fields(EngineConfig)}
     for name in raw:
         if name not in known:
             raise UserError(f"{path}: unknown key {name}{_nearest(name, known)}")
     for name, each in known.items():
         if name not in raw and each.default is MISSING and each.default_factory is MISSING:
-            raise UserError(f"{path}: key {name} is missing")
+            other = f"; or set {KEY_VARIABLE} in the environment" if name == "api_key" else ""
+            raise UserError(f"{path}: key {name} is missing{other}")
     for name, value in raw.items():
         if not _fits(value, str(known[name].type)):
             raise UserError(f"{path}: {name} is {value!r}; it must be {known[name].type}")
@@ -382,7 +399,7 @@ def check_config(config: EngineConfig) -> None:
     """Raises UserError for what cannot be served, or must not, the `sglang` table left aside."""
     check_host(config.host)
     if not config.api_key:
-        raise UserError("api_key is empty; an engine takes requests with a key only")
+        raise UserError(f"an engine takes requests with a key only; set api_key, or {KEY_VARIABLE} in the environment")
     if config.device not in _DEFAULT_ROWS:
         raise UserError(f"device is {config.device}; engines run on {' or '.join(_DEFAULT_ROWS)}")
     for folder in (config.model, config.memory):

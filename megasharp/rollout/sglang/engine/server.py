@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import socket
 from typing import Any
 
 from megasharp.rollout.sglang.engine import lifeline
@@ -19,6 +21,7 @@ from megasharp.rollout.sglang.engine.engine_config import (
 from megasharp.rollout.sglang.engine.rendezvous import held_port
 from megasharp.rollout.sglang.engine.sleeping import Sleep
 from megasharp.rollout.sglang.engine.torchvision_ops import define_missing_ops
+from megasharp.rollout.sglang.identity import KEY_VARIABLE
 
 _MODELS = "megasharp.rollout.sglang.engine.models"
 
@@ -31,6 +34,10 @@ def serve(config: EngineConfig) -> None:
     """Serve until SIGTERM. Raises UserError for what is refused before SGLang starts."""
     check_installed(config.device)
     check_config(config)
+    if ipaddress.ip_address(socket.gethostbyname(config.host)).is_loopback:
+        # Otherwise gloo listens at the address of the machine's name, wherever that leads, and NCCL at the first found.
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, "lo")
     prepare(config.settings(), config.device, config.tp)
     check_flags(config, installed_flags())
     check_build(config.device)
@@ -38,7 +45,7 @@ def serve(config: EngineConfig) -> None:
 
     if config.device == "cpu":
         forking.fork_processes()
-    server_patches.apply(Sleep(able=config.sleep, loses_weights=config.loses_weights))
+    server_patches.apply(Sleep(able=config.sleep, loses_weights=config.loses_weights), config.identity())
     with held_port() as meeting:
         sglang_internals.launch_server(
             sglang_internals.ServerArgs(**{"nccl_port": meeting, **config.server_args()}),
@@ -52,6 +59,8 @@ def prepare(settings: EngineSettings, device: str, tp: int) -> None:
     """Set this process, and through its environment its children, up for SGLang; before SGLang's first import."""
     settings.publish()
     lifeline.publish()
+    # It is in the configuration by now, and no child needs it.
+    os.environ.pop(KEY_VARIABLE, None)
     os.environ["SGLANG_EXTERNAL_MODEL_PACKAGE"] = _MODELS
     if settings.memory_window is not None:
         os.environ["SGLANG_SWA_EVICTION_INTERVAL"] = str(eviction_interval(settings.memory_window))

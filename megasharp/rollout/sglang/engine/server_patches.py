@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
 from megasharp.rollout.sglang.engine import sglang_internals
 from megasharp.rollout.sglang.engine.sleeping import Sleep
+from megasharp.rollout.sglang.identity import FIELD
 
 _IDLE_LIMIT_S = 5.0
 _POLL_S = 0.05
@@ -28,15 +29,26 @@ _READS = ("begin_weight_update", "check_weights")
 Call = Callable[..., Awaitable[Any]]
 
 
-def apply(sleep: Sleep) -> None:
-    """Make the changes, once per process."""
+def apply(sleep: Sleep, said: Mapping[str, Any]) -> None:
+    """Make the changes, once per process; `said` is the engine's identity, a part of /server_info from now on."""
     manager = sglang_internals.TokenizerManager
+    _tell_identity(manager, said)
     _stop_requests(manager, sleep)
     _judge_sleep(manager, sleep)
     for name in _UPDATES:
         setattr(manager, name, _watched_update(getattr(manager, name), sleep))
     for name in _READS:
         setattr(manager, name, _while_weights_are_there(getattr(manager, name), sleep))
+
+
+def _tell_identity(manager: Any, said: Mapping[str, Any]) -> None:
+    states: Call = manager.get_internal_state
+
+    async def with_identity(self: Any) -> Any:
+        first, *others = await states(self)
+        return [{**first, FIELD: said}, *others]
+
+    manager.get_internal_state = with_identity
 
 
 def _stop_requests(manager: Any, sleep: Sleep) -> None:

@@ -104,10 +104,10 @@ class Handler(BaseHTTPRequestHandler):
         return 200, {"weight_version": self.state.behaviour.get("version", self.state.version)}
 
     def server_info(self, _: object) -> tuple[int, object]:
-        return 200, {
-            "max_req_input_len": 100,
-            "max_total_num_tokens": self.state.behaviour.get("max_total_tokens", 777),
-        }
+        behaviour = self.state.behaviour
+        said = {"megasharp": json.loads(behaviour.get("identity", "null"))}
+        tokens = behaviour.get("max_total_tokens", 777)
+        return 200, {"max_req_input_len": 100, "max_total_num_tokens": tokens, "internal_states": [said]}
 
     def release_memory_occupation(self, body: dict) -> tuple[int, object]:
         self.state.asleep |= set(body["tags"])
