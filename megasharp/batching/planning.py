@@ -29,7 +29,7 @@ class Flops:
     whatever it sees. `attention`: pairs (window, FLOPs) of groups of layers, the FLOPs for each row and each position
     that it attends to; a row sees `window` positions at most, its own included (None: all before it). That selective
     recomputation does attention's part once more is not counted. `per_token`: each response token, where the output
-    layer computes logits of those alone.
+    layer computes logits of those alone. `response_window`: a row behind others sees those and so many of its own run.
 
     Example: `Flops(2 * 0.5e9, ((None, 4 * 24 * 896),))`, a model of 24 layers with 0.5e9 weights.
     """
@@ -37,6 +37,7 @@ class Flops:
     per_row: float
     attention: tuple[tuple[int | None, float], ...] = ()
     per_token: float = 0.0
+    response_window: int | None = None
 
     def of_runs(self, before: Tensor, rows: Tensor) -> Tensor:
         """Return the FLOPs of runs of `rows` rows that stand behind `before` others each, without their tokens' logits.
@@ -51,6 +52,9 @@ class Flops:
             seen = growing * before + growing * (growing + 1) // 2
             if window is not None:
                 seen = seen + (rows - growing) * window
+            if self.response_window is not None:
+                hidden = (rows - self.response_window).clamp(min=0)
+                seen = seen - torch.where(before > 0, hidden * (hidden + 1) // 2, 0)
             total += per_position * seen.to(torch.float64)
         return total
 

@@ -298,7 +298,7 @@ def context_bytes_per_row(arch: Architecture, tp: int, cp: int, width: int) -> f
     return (cp - 1) / cp * arch.num_layers * 2 * arch.kv_size / tp * width
 
 
-def packing_flops(arch: Architecture, chunked_head: bool) -> Flops:
+def packing_flops(arch: Architecture, chunked_head: bool, response_window: int | None = None) -> Flops:
     """`forward_flops_per_token` for packed tokens whose contexts are known: batching balances ranks by it.
 
     `policy.head: chunked` computes logits of response tokens only, and once more in backward: with the two products of
@@ -308,9 +308,9 @@ def packing_flops(arch: Architecture, chunked_head: bool) -> Flops:
     attention = tuple((window, count * _attention_flops(arch)) for window, count in layers.items())
     rows = forward_flops_per_token(arch, 0.0)
     if not chunked_head:
-        return Flops(rows, attention)
+        return Flops(rows, attention, response_window=response_window)
     logits = 2.0 * arch.vocab * arch.hidden
-    return Flops(rows - logits, attention, per_token=4.0 / 3.0 * logits)
+    return Flops(rows - logits, attention, per_token=4.0 / 3.0 * logits, response_window=response_window)
 
 
 def recompute_share(

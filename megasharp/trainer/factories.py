@@ -97,7 +97,7 @@ def make_learners(resolved: ResolvedRun, placement: Placement, logs: Path) -> Le
     ranks = placement.ranks(learner_settings(resolved), torch.device(device_of(resolved.config)), logs)
     memory = None
     if resolved.memory:
-        layout = pack_layout(resolved, resolved.memory.architecture)
+        layout = pack_layout(resolved, resolved.memory.architecture, resolved.memory.window)
         memory = MemoryNetwork(RanksLearner(ranks, MEMORY), layout, resolved.memory.params)
     return Learners(RanksLearner(ranks), memory)
 
@@ -136,7 +136,7 @@ def sampling_params(config: RunConfig, stop_token_ids: tuple[int, ...]) -> Sampl
     )
 
 
-def pack_layout(resolved: ResolvedRun, architecture: Architecture) -> PackLayout:
+def pack_layout(resolved: ResolvedRun, architecture: Architecture, response_window: int | None = None) -> PackLayout:
     """Return how a step is cut into micro-batches for a network of this architecture."""
     config = resolved.config
     return PackLayout(
@@ -146,5 +146,5 @@ def pack_layout(resolved: ResolvedRun, architecture: Architecture) -> PackLayout
         row_multiple=row_multiple(resolved.layout, torch.device(device_of(config)).type),
         constant=float(config.data.largest_response),
         micro_batch_multiple=resolved.layout.micro_batch_multiple,
-        flops=packing_flops(architecture, config.policy.head == "chunked"),
+        flops=packing_flops(architecture, config.policy.head == "chunked", response_window),
     )

@@ -107,6 +107,17 @@ def test_batching_counts_the_same_flops_with_every_rows_own_context(windows: tup
     assert float(found) == pytest.approx(expected, rel=1e-12)
 
 
+@each_case("window", [1, 7, 40, 100])
+def test_batching_counts_what_a_response_window_leaves(window: int) -> None:
+    arch = model("qwen3-1.7b")
+    flops, plain = (formulas.packing_flops(arch, False, each) for each in (window, None))
+    before, rows = torch.tensor([50, 0]), torch.tensor([40, 40])
+    seen = sum(50 + min(j, window) for j in range(1, 41))
+    expected = 40 * formulas.forward_flops_per_token(arch, seen / 40)
+    # A prompt sees all of itself.
+    assert flops.of_runs(before, rows).tolist() == pytest.approx([expected, float(plain.of_runs(before, rows)[1])])
+
+
 def test_batching_counts_the_chunked_heads_logits_by_response_token() -> None:
     """Of rows the layers alone; of tokens four products of the output layer in place of three, a third of them each."""
     arch = model("qwen3-1.7b")
