@@ -143,9 +143,9 @@ class WindowAllocator(SWATokenToKVPoolAllocator):  # type: ignore[misc]
 def memory_tokens(policy_tokens: int, page_size: int, longest: int, share: float) -> int:
     """Slots of the memory's pool: a share of the policy's, and no less than the longest request needs alone.
 
-    That is a response of any length that is prefilled again. A smaller pool would never take it.
+    That is all its tokens, when a response of any length is prefilled again. A smaller pool would never take it.
     """
-    alone = min(longest, policy_tokens) + _reserved(policy_tokens) + 2 * page_size
+    alone = min(longest, policy_tokens) + 2 * page_size
     return -(-max(int(policy_tokens * share), alone) // page_size) * page_size
 
 
