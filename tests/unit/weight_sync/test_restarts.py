@@ -12,7 +12,7 @@ from waiting import HANG_S, wait_until
 
 from megasharp.common.errors import RunFailed, UserError
 from megasharp.common.records import GenerateRequest, SamplingParams
-from megasharp.rollout.sglang.client.fleet import LocalStarter, Sleeper
+from megasharp.rollout.sglang.client.fleet import LocalStarter, LocalStarting, Sleeper
 from megasharp.rollout.sglang.client.members import Member, Members
 from megasharp.weight_sync.colocation import Colocated
 from megasharp.weight_sync.push import FleetSync
@@ -275,3 +275,31 @@ def test_requests_do_not_go_to_an_engine_that_sleeps_with_the_newest_weights(mak
     assert stand_ins.conditions() == ["serving"] and stand_ins.command(0)["generated"] == []
     sleeper.wake_cache()
     assert len(future.result(HANG_S)) == 1
+
+
+def test_where_all_were_lost_asleep_none_still_starts_when_the_learner_is_back(make: Make, sync: MakeSync) -> None:
+    stand_ins = make(2, restarts=1, sleep=True)
+    learner, pushing = Learner(stand_ins), sync(stand_ins, "shared_memory")
+    sleeper = Sleeper(stand_ins.fleet.members, stand_ins.fleet.settle)
+    sleeper.sleep()
+    phases = Colocated([learner], sleeper)
+    stand_ins.fleet.push_again_with(lambda: None, phases.lent)
+    for index in (0, 1):
+        lose(stand_ins, index)
+    phases.handover()
+    restarts = stand_ins.fleet._restarts
+    assert restarts is not None
+    answered = LocalStarting.answered
+    left = {0: 0, 1: 2}
+
+    def late(starting: LocalStarting) -> object:
+        number = starting._engine.index
+        left[number] -= 1
+        return answered(starting) if left[number] < 0 else None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalStarting, "answered", late)
+        patch.setattr(learner, "onload", lambda: learner.left.append(not restarts._starting))
+        pushing.push(source(0))
+    assert learner.left == [False, True], "it left with no engine alive, and came back with none that starts"
+    assert stand_ins.conditions() == ["serving", "serving"]

@@ -381,11 +381,15 @@ class Restarts:
                 time.sleep(_EXIT_POLL_S)
 
     def bring_one_back(self) -> None:
-        """Start the lost engines and wait until one is back, or none can come back any more."""
+        """Start the lost engines and wait until one is back, or none can come back any more.
+
+        Those that share devices are all waited for: none may start once the learner has these back.
+        """
         while not self._members.alive() and self.possible():
             self.look(devices_free=True)
             if self._starting:
                 time.sleep(_EXIT_POLL_S)
+        self.settle()
 
     def close(self) -> None:
         """End those that are on their way."""
