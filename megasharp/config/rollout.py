@@ -21,8 +21,8 @@ class RolloutConfig(Section):
     """Sampling of training responses, and the engine that does it.
 
     `oversample` is the share of prompts sampled beyond those wanted. Responses that are unfinished when enough groups
-    are there are aborted between steps or kept in flight. The responses of a prompt have `request_limit_s` seconds. A
-    lost engine is restarted up to `restarts` times within an hour.
+    are there are aborted between steps or kept in flight. A response has `first_token_limit_s` seconds to its first
+    token, and `request_limit_s` from there. A lost engine is restarted up to `restarts` times within an hour.
     """
 
     engine: Literal["inprocess", "sglang"] = Field(
@@ -81,8 +81,15 @@ class RolloutConfig(Section):
     request_limit_s: float = Field(
         default=1800.0,
         gt=0.0,
-        description="Seconds that an engine may spend on all responses of one prompt; then they end with what they "
-        "have. Raise it for very long responses.",
+        description="Seconds that a response may take from its first token on; then it ends with the tokens it has, "
+        "and is not trained on. Time in a queue does not count. Raise it for very long responses.",
+    )
+    first_token_limit_s: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="Seconds that an engine may take to a response's first token; then the response is sent again, to "
+        "another engine if there is one. null: as long as request_limit_s, at least 600. Lower it to get away sooner "
+        "from an engine that is up but begins nothing.",
     )
     engines: int = Field(
         default=1,

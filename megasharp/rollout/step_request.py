@@ -58,7 +58,7 @@ class AsyncEngine(Engine, Protocol):
 
     @property
     def retried(self) -> int:
-        """Number of requests sent again since the start because an engine failed over them."""
+        """Number of responses sent again since the start, because an engine failed or began nothing of them."""
         ...
 
     def take_retried(self) -> list[int]:

@@ -73,7 +73,7 @@ REPLACED = {
     },
     "SWAPrefillBudget": {"swa_tokens": "extend_input_len max_new_tokens chunk_limit swa_host_hit_length"},
     "SWATokenToKVPoolAllocator": {"create_prefill_budget": "tree_cache num_mixed_decode_tokens"},
-    "Scheduler": {"get_internal_state": "recv_req"},
+    "Scheduler": {"get_internal_state": "recv_req", "_poll_timeout_aborts": ""},
     "Sampler": {
         "forward": "logits_output sampling_info return_logprob top_logprobs_nums token_ids_logprobs positions",
         "_sample_from_probs": "probs sampling_info positions simple_sampling_case",
@@ -106,10 +106,9 @@ READ = {
     "SWAPrefillBudget": "swa_offset tree_cache page_size",
     "SWATokenToKVPoolAllocator": "full_attn_allocator swa_attn_allocator full_to_swa_index_mapping "
     "full_available_size swa_available_size clear",
-    "Scheduler": "tree_cache token_to_kv_pool_allocator",
     "sglang.srt.mem_cache.swa_memory_pool": "full_kv_pool swa_kv_pool size_swa full_to_swa_index_mapping",
     "sglang.srt.managers.schedule_batch": "swa_evict_floor kv_allocated_len max_new_tokens maybe_evict_swa "
-    "SGLANG_SWA_EVICTION_INTERVAL origin_input_ids sampling_params",
+    "SGLANG_SWA_EVICTION_INTERVAL origin_input_ids sampling_params time_stats",
     "sglang.srt.model_executor.forward_batch_info": "out_cache_loc seq_lens extend_prefix_lens req_pool_indices "
     "sampling_info forward_mode",
     "sglang.srt.model_executor.model_runner_components.load_model_utils": "get_attention_sliding_window_size",
@@ -122,6 +121,8 @@ READ = {
     "LlamaForCausalLM": "model lm_head logits_processor",
     "Qwen2ForCausalLM": "model lm_head logits_processor",
     "Qwen3ForCausalLM": "model lm_head logits_processor",
+    "Scheduler": "tree_cache token_to_kv_pool_allocator waiting_queue collect_inflight_reqs "
+    "effective_max_running_requests_per_dp max_total_num_tokens max_req_input_len",
     "SchedulerWeightUpdaterManager": "tp_worker",
     "WeightUpdater": "get_model",
     "WeightChecker": "_get_model _parallelism_info",
@@ -129,6 +130,7 @@ READ = {
     "PagedTokenToKVPoolAllocator": "free_pages merge_and_sort_free page_size device",
     "PlatformEnum": "OOT",
     "sglang.srt.managers.io_struct": "extra_key",
+    "sglang.srt.observability.req_time_stats": "wait_queue_entry_time prefill_finished_time queue_duration_s",
     "sglang.srt.layers.logits_processor": "next_token_logits next_token_logprobs customized_info",
     "sglang.srt.managers.scheduler_components.batch_result_processor": "customized_info",
     "sglang.srt.model_loader.loader": "secondary_weights",

@@ -7,6 +7,7 @@ engines of another version understand.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import dataclasses
 import json
@@ -58,7 +59,7 @@ from megasharp.planner.suggest import make_plan, suggest
 from megasharp.planner.text import plan_tree
 from megasharp.reporting.page.records import Page
 from megasharp.rollout.sglang.bucket import Header, Stamp, laid_out, parse_header, read_header, write_bucket
-from megasharp.rollout.sglang.client.api import EngineApi, GroupSeat
+from megasharp.rollout.sglang.client.api import EngineApi, GroupSeat, Limits
 from megasharp.rollout.sglang.client.launch import FleetSettings, engine_config
 from megasharp.rollout.sglang.engine.engine_config import EngineConfig, EngineSettings
 from megasharp.rollout.sglang.shared_weights import (
@@ -356,12 +357,18 @@ def test_what_an_engine_is_asked() -> None:
     """Paths and bodies of every call, as SGLang's server and our changes to it have them."""
     sampling = SamplingParams(32, 0.7, 0.9, 5, (1, 2), 0.2, Plausible(min_p=0.1), 3)
     with recorder() as (api, calls):
-        api.generate(GenerateRequest((1, 2), (7, 8), ((), (3,))), sampling, ["a", "b"], 10.0)
-        api.generate(
-            GenerateRequest((1, 2), (7,)), SamplingParams(8, memory_mu=0.1, plausible=Plausible(top_k=4)), "c", 10
+        request, with_memory = (
+            GenerateRequest((1, 2), (7,)),
+            SamplingParams(8, memory_mu=0.1, plausible=Plausible(top_k=4)),
         )
-        api.read((1, 2), SamplingParams(8), "d", 10.0)
-        api.abort(["a"])
+        for asked in (
+            api.generate(GenerateRequest((1, 2), (7, 8), ((), (3,))), sampling, ["a", "b"], 10.0, Limits(60.0, 30.0)),
+            api.generate(request, with_memory, "c", 10),
+            api.read((1, 2), SamplingParams(8), "d", 10.0),
+            api.abort("a"),
+            api.abort(),
+        ):
+            asyncio.run(asked)
         api.pause("retract")
         api.proceed()
         api.flush()

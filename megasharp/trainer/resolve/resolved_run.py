@@ -112,7 +112,7 @@ def check(config: RunConfig, where: str) -> ResolvedRun:
 def check_rollout(rollout: RolloutConfig, where: str) -> None:
     """Refuse keys of rollouts that contradict each other, or that an engine cannot follow."""
     if rollout.engine == "inprocess":
-        for key in ("oversample", "max_staleness", "stragglers", "request_limit_s"):
+        for key in ("oversample", "max_staleness", "stragglers", "request_limit_s", "first_token_limit_s"):
             if getattr(rollout, key) != RolloutConfig.model_fields[key].default:
                 raise UserError(
                     f"{where}: rollout.{key} needs engines that sample while something else happens; "

@@ -1,5 +1,7 @@
 """The HTTP API of one SGLang server, as far as megasharp uses it: typed, with time limits and the run's key.
 
+Sampling is asynchronous, as thousands of responses are under way at once; all other calls block.
+
 Three kinds of outcome, never mixed: a value; `Refused`, where the engine answered that it will not do it (SGLang says
 so in the body, often with status 200 or 400); and an exception, `EngineFailed` or `EngineSlow`, where the engine did
 not do its part at all.
@@ -9,8 +11,10 @@ The translation of generation comes first: a request as SGLang's JSON, and its a
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import http.client
+import io
 import json
 import math
 import pickle
@@ -39,7 +43,17 @@ class MalformedAnswer(Exception):
     """An engine answered with something that is not what its API promises."""
 
 
-def generate_body(request: GenerateRequest, sampling: SamplingParams, ids: Sequence[str]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds that an engine gives each response: to its first token, and from there to its end."""
+
+    first_token_s: float
+    response_s: float
+
+
+def generate_body(
+    request: GenerateRequest, sampling: SamplingParams, ids: Sequence[str], limits: Limits | None = None
+) -> dict[str, Any]:
     """The body of POST /generate for one sample of a prompt for each seed; `ids` name them for an abort.
 
     Seeds count only where the engine is in its deterministic mode. Tokens begun earlier are, to the engine, the end of
@@ -50,7 +64,7 @@ def generate_body(request: GenerateRequest, sampling: SamplingParams, ids: Seque
         "rid": list(ids),
         "input_ids": [[*request.tokens, *tokens] for tokens in begun],
         "sampling_params": [
-            {**_sampling(sampling, len(tokens)), "sampling_seed": seed}
+            {**_sampling(sampling, len(tokens), limits), "sampling_seed": seed}
             for seed, tokens in zip(request.seeds, begun, strict=True)
         ],
         "return_logprob": True,
@@ -58,7 +72,7 @@ def generate_body(request: GenerateRequest, sampling: SamplingParams, ids: Seque
     }
 
 
-def _sampling(sampling: SamplingParams, begun: int) -> dict[str, Any]:
+def _sampling(sampling: SamplingParams, begun: int, limits: Limits | None) -> dict[str, Any]:
     """SGLang's names; its top_k is -1 where ours is 0. Custom parameters are numbers only."""
     fields: dict[str, Any] = {
         "max_new_tokens": sampling.max_tokens - begun,
@@ -76,6 +90,8 @@ def _sampling(sampling: SamplingParams, begun: int) -> dict[str, Any]:
         if sampling.plausible is not None:
             forms = {"plausible_min_p": sampling.plausible.min_p, "plausible_top_k": sampling.plausible.top_k}
             custom |= {name: value for name, value in forms.items() if value is not None}
+    if limits is not None:
+        custom |= {"first_token_s": limits.first_token_s, "response_s": limits.response_s}
     return {**fields, "custom_params": custom} if custom else fields
 
 
@@ -178,6 +194,7 @@ _FLUSH_S = 20.0
 _FLUSH_AGAIN_S = 0.1
 # Bad request, too large, not processable: the request is at fault, not the engine.
 _REFUSALS = (400, 413, 422)
+_BUFFER = 2**20
 
 
 class EngineFailed(Exception):
@@ -206,6 +223,25 @@ class _Answer:
             return json.loads(self.text)
         except ValueError as error:
             raise EngineFailed(f"the answer is no JSON: {self.text[:200]!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What an engine can take: prompts shorter than `prompt`, and at once so many responses, of so many tokens."""
+
+    prompt: int
+    responses: int
+    tokens: int
+
+
+class _Received:
+    """An answer that came whole, as the standard library's parser reads it: from a socket."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+
+    def makefile(self, *_: object) -> io.BytesIO:
+        return io.BytesIO(self._raw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,17 +286,20 @@ class EngineApi:
         except (KeyError, TypeError, ValueError) as error:
             raise EngineFailed(f"/model_info names no weights version we know: {str(info)[:200]}") from error
 
-    def prompt_limit(self, limit: float = CONTROL_S) -> int:
-        """Return the number of tokens from which on the server refuses prompts.
+    def room(self, limit: float = CONTROL_S) -> Room:
+        """Return what the server can take, summed over its data-parallel ranks.
 
-        Raises EngineFailed where the engine fails or names no such number, EngineSlow where it sends nothing for
-        `limit` seconds.
+        Raises EngineFailed where the engine fails or does not say, EngineSlow where it sends nothing for `limit`
+        seconds.
         """
         info = self._json("GET", "/server_info", None, limit)
         try:
-            return int(info["max_req_input_len"])
+            # One scheduler a rank, and equal caches; `max_running_requests` above them is the flag, often null.
+            ranks = info["internal_states"]
+            responses = sum(int(rank["effective_max_running_requests_per_dp"]) for rank in ranks)
+            return Room(int(info["max_req_input_len"]), responses, len(ranks) * int(info["max_total_num_tokens"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise EngineFailed(f"/server_info has no max_req_input_len: {str(info)[:200]}") from error
+            raise EngineFailed(f"/server_info does not say what the engine can take: {str(info)[:200]}") from error
 
     def identity(self, limit: float) -> Mapping[str, Any] | None:
         """Return what the server says of itself (`rollout.sglang.identity`); None where it is no engine of ours.
@@ -280,44 +319,54 @@ class EngineApi:
         size = self._json("GET", "/server_info", None, limit).get("max_total_num_tokens")
         return int(size) if isinstance(size, int) else None
 
-    def generate(
-        self, request: GenerateRequest, sampling: SamplingParams, ids: Sequence[str], limit: float
+    async def generate(
+        self,
+        request: GenerateRequest,
+        sampling: SamplingParams,
+        ids: Sequence[str],
+        limit: float,
+        limits: Limits | None = None,
     ) -> list[Completion] | Refused:
-        """Sample one prompt once for each seed; `ids` are the samples' names for `abort`.
+        """Sample one prompt once for each seed; `ids` are the samples' names for `abort`. The engine keeps `limits`.
 
         Returns Refused where the prompt is at fault. Raises EngineFailed where the engine fails or its answer is
-        malformed, EngineSlow where it sends nothing for `limit` seconds, UserError where log-probs are not finite.
+        malformed, EngineSlow where it has not answered in `limit` seconds, UserError where log-probs are not finite.
         """
-        answer = self._call("POST", "/generate", generate_body(request, sampling, ids), limit)
+        answer = await self._post("/generate", generate_body(request, sampling, ids, limits), limit)
         if answer.status in _REFUSALS:
             return Refused(_message(answer))
         self._expect_success(answer)
-        try:
-            return completions(answer.json(), request.seeds, sampling)
-        except MalformedAnswer as error:
-            raise EngineFailed(f"/generate: {error}") from error
 
-    def read(self, tokens: Sequence[int], sampling: SamplingParams, name: str, limit: float) -> Refused | None:
+        def parsed() -> list[Completion]:
+            try:
+                return completions(answer.json(), request.seeds, sampling)
+            except MalformedAnswer as error:
+                raise EngineFailed(f"/generate: {error}") from error
+
+        # Megabytes, where responses are long: others are answered meanwhile.
+        return await asyncio.to_thread(parsed)
+
+    async def read(self, tokens: Sequence[int], sampling: SamplingParams, name: str, limit: float) -> Refused | None:
         """Compute a prompt's cache, for samples that `generate` is asked for afterwards; `name` is for `abort`.
 
         Returns Refused where the prompt is at fault.
-        Raises EngineFailed where the engine fails, EngineSlow where it sends nothing for `limit` seconds.
+        Raises EngineFailed where the engine fails, EngineSlow where it has not answered in `limit` seconds.
         """
         # With a memory network's mu, if there is one: what is cached is both networks'.
         body = generate_body(GenerateRequest(tuple(tokens), (0,)), replace(sampling, max_tokens=0), (name,))
-        answer = self._call("POST", "/generate", body, limit)
+        answer = await self._post("/generate", body, limit)
         if answer.status in _REFUSALS:
             return Refused(_message(answer))
         self._expect_success(answer)
         return None
 
-    def abort(self, ids: Sequence[str]) -> None:
-        """End these samples; their requests are answered with what they have.
+    async def abort(self, name: str | None = None) -> None:
+        """End this sample, or without a name all that the engine has; they are answered with what they have.
 
-        Raises EngineFailed where the engine fails, EngineSlow where it sends nothing for `CONTROL_S` seconds.
+        Raises EngineFailed where the engine fails, EngineSlow where it has not answered in `CONTROL_S` seconds.
         """
-        for name in ids:
-            self._expect_success(self._call("POST", "/abort_request", {"rid": name}, CONTROL_S))
+        body = {"abort_all": True} if name is None else {"rid": name}
+        self._expect_success(await self._post("/abort_request", body, CONTROL_S))
 
     def pause(self, mode: InFlight, limit: float = CONTROL_S) -> Refused | None:
         """Stop sampling: requests in flight lose their key-value cache (retract) or keep it (in_place).
@@ -492,6 +541,31 @@ class EngineApi:
     def _expect_success(self, answer: _Answer) -> None:
         if answer.status != 200:
             raise EngineFailed(f"status {answer.status}: {_message(answer)}")
+
+    async def _post(self, path: str, body: object, limit: float) -> _Answer:
+        """As `_call`, with a limit for the whole of it, and without a thread of its own."""
+        data = json.dumps(body).encode()
+        fields = {"Host": f"{self.host}:{self.port}", "Authorization": f"Bearer {self.key}"}
+        fields |= {"Content-Type": "application/json", "Content-Length": str(len(data)), "Connection": "close"}
+        head = "".join(
+            [f"POST {path} HTTP/1.1\r\n", *(f"{name}: {value}\r\n" for name, value in fields.items()), "\r\n"]
+        )
+        try:
+            async with asyncio.timeout(limit):
+                reader, writer = await asyncio.open_connection(self.host, self.port, limit=_BUFFER)
+                try:
+                    writer.write(head.encode("ascii") + data)
+                    await writer.drain()
+                    raw = await reader.read()
+                finally:
+                    writer.close()
+            response = http.client.HTTPResponse(_Received(raw))  # type: ignore[arg-type]
+            response.begin()
+            return _Answer(response.status, response.read().decode("utf-8", "replace"))
+        except TimeoutError as error:
+            raise EngineSlow(f"no answer to {path} within {limit:g} s") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise EngineFailed(f"{path}: {one_line(error)}") from error
 
     def _call(self, method: str, path: str, body: object, limit: float) -> _Answer:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=limit)

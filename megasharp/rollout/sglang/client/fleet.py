@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from megasharp.common.errors import EnginesLost, NotSampled, RunFailed, UserError
 from megasharp.common.records import Completion, GenerateRequest, SamplingParams
 from megasharp.common.signals import SaveAsked, held
+from megasharp.rollout.sglang.client.admission import limits_of
 from megasharp.rollout.sglang.client.api import EngineApi, EngineFailed, Refused
 from megasharp.rollout.sglang.client.health import Answered, Lost
 from megasharp.rollout.sglang.client.launch import (
@@ -36,7 +37,7 @@ from megasharp.rollout.sglang.client.launch import (
     with_cache,
 )
 from megasharp.rollout.sglang.client.members import Member, Members, Restarts, Starter, WatchSettings
-from megasharp.rollout.sglang.client.router import LeastLoaded, RouterSettings
+from megasharp.rollout.sglang.client.router import Router, RouterSettings
 
 
 class Sleeper:
@@ -198,12 +199,11 @@ class Fleet:
         # A child that outlives an interpreter in trouble is killed by the kernel; a clean end asks first.
         atexit.register(self.close)
         self._members = Members(engines, options.watch, tell)
-        self._router = LeastLoaded(self._members, options.router, settings.rollout.request_limit_s)
+        self._router = Router(self._members, options.router, limits_of(settings.rollout))
         self._restarts: Restarts | None = None
         self._push_again: Callable[[], None] | None = None
         self._devices_free: Callable[[], AbstractContextManager[None]] = nullcontext
         try:
-            self._prompt_limit = min(engine.api.prompt_limit() for engine in engines)
             if starter is not None:
                 self._restarts = Restarts(
                     self._members,
@@ -216,6 +216,7 @@ class Fleet:
                     patience_s=settings.start_limit_s,
                 )
             self._members.start_watching()
+            self._prompt_limit = min(member.load.room.prompt for member in self._members.all)
         except EngineFailed as error:
             self.close()
             raise RunFailed(f"the engines started, but one then failed: {error}; see {settings.log_folder}") from error
@@ -328,7 +329,7 @@ class Fleet:
 
     @property
     def retried(self) -> int:
-        """Number of requests that were sent again because an engine failed over them."""
+        """Number of responses that were sent again, because their engine failed or began nothing of them."""
         return self._router.retried
 
     def take_retried(self) -> list[int]:

@@ -1,6 +1,6 @@
 """The engines of a fleet while it runs: who is healthy, who is how busy, and the threads that keep watch.
 
-One lock guards it all; a thread that waits for an engine is woken when one becomes free, healthy or dead.
+One lock guards it all. `Members.changed` is called when an engine becomes healthy, doubtful or dead.
 
 `Restarts` starts lost engines again, beside the others; those that are lost again and again stay out (quarantine). An
 engine that came back serves nothing before it holds the current weights: it takes part in the next push of all of them,
@@ -22,7 +22,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from megasharp.common.errors import RunFailed, UserError, one_line
-from megasharp.rollout.sglang.client.api import EngineFailed
+from megasharp.rollout.sglang.client.admission import Load
+from megasharp.rollout.sglang.client.api import EngineFailed, Room
 from megasharp.rollout.sglang.client.health import (
     Answered,
     Condition,
@@ -47,7 +48,7 @@ class WatchSettings:
     """Times of the watch, in seconds: it probes engines every `probe_every`, suspects every `suspect_every`.
 
     A probe may take `probe_limit`: SGLang itself gives its scheduler 20 s to say something. `dead_after` misses in a
-    row make an engine dead. Requests wait up to `wait_limit` for an engine to become free or healthy.
+    row make an engine dead. Where none serves, requests wait up to `wait_limit` for one.
     """
 
     probe_every: float = 10.0
@@ -57,16 +58,36 @@ class WatchSettings:
     wait_limit: float = 3600.0
 
 
+# Of an engine that has not been asked yet.
+_NO_ROOM = Room(0, 1, 1)
+
+
+def _nobody() -> None:
+    pass
+
+
 class Member:
-    """One engine with what is known of it. Its fields change only under the lock of its `Members`."""
+    """One engine with what is known of it. Its fields change only under the lock of its `Members`.
+
+    `load` is the exception: the router's own, from when the engine has said what it can take.
+    """
 
     def __init__(self, process: EngineHandle) -> None:
         self.process = process
         self.health = Health()
         # Whatever version it says: an engine that came back has what it has from before, or from elsewhere.
         self.awaits_push = False
-        self.requests = 0
-        self.tokens = 0
+        self.load = Load(_NO_ROOM)
+
+    def ask(self) -> Answered:
+        """Ask what it can take, and what it serves. Raises EngineFailed where it does not answer."""
+        self.load = Load(self.process.api.room())
+        return Answered(self.process.api.version())
+
+    @property
+    def requests(self) -> int:
+        """Number of responses that it has."""
+        return self.load.responses
 
     @property
     def name(self) -> str:
@@ -85,7 +106,8 @@ class Members:
         self.all = [Member(process) for process in processes]
         self._watch = watch
         self._tell = tell
-        self._changed = threading.Condition()
+        self.changed: Callable[[], None] = _nobody
+        self._lock = threading.RLock()
         self._ended = threading.Event()
         self._pushing = False
         self._asleep = False
@@ -100,7 +122,7 @@ class Members:
         Raises EngineFailed where one does not answer any more.
         """
         for member in self.all:
-            self.observe(member, Answered(member.process.api.version()))
+            self.observe(member, member.ask())
         for member in self.all:
             self._watch_on(member)
 
@@ -110,8 +132,8 @@ class Members:
         Raises EngineFailed where it does not answer any more.
         """
         member = Member(process)
-        answered = Answered(process.api.version())
-        with self._changed:
+        answered = member.ask()
+        with self._lock:
             member.awaits_push = True
             # It is to serve the version that is wanted of the engine whose place it takes.
             member.health = replace(member.health, wanted=self.all[index].health.wanted)
@@ -132,7 +154,7 @@ class Members:
 
         With `epoch`, the event counts only where no push of weights began or ended since then, or is under way.
         """
-        with self._changed:
+        with self._lock:
             if epoch is not None and (epoch != self._epoch or self._quiet):
                 return
             if member.awaits_push and isinstance(event, Answered):
@@ -140,7 +162,7 @@ class Members:
             before = member.health
             member.health = after(before, event, self._watch.dead_after)
             died = before.alive and not member.health.alive
-            self._changed.notify_all()
+        self.changed()
         if died and not self._ended.is_set():
             self._tell(f"{member.name} is lost: {self.describe(member)}")
             member.process.kill()
@@ -152,7 +174,7 @@ class Members:
 
     def alive(self) -> list[Member]:
         """Engines that are not given up."""
-        with self._changed:
+        with self._lock:
             return [member for member in self.all if member.health.alive]
 
     def stranded(self) -> bool:
@@ -162,7 +184,7 @@ class Members:
 
     def serving(self) -> list[Member]:
         """Engines that may get requests."""
-        with self._changed:
+        with self._lock:
             return [member for member in self.all if member.health.serving]
 
     def describe(self, member: Member) -> str:
@@ -178,39 +200,16 @@ class Members:
         fates = "; ".join(f"{member.name} is {self.describe(member)}" for member in self.all)
         return RunFailed(f"no engine is left to sample with: {fates}")
 
-    @contextmanager
-    def busy(self, tokens: int, at_once: int) -> Iterator[Member]:
-        """The serving engine with the fewest tokens in flight, taken for a request of so many tokens.
+    def hopeful(self) -> bool:
+        """Return True where an engine serves, or may serve again by itself."""
+        with self._lock:
+            hopeful = any(self._hopeful(member) for member in self.all) or self.may_return()
+            return hopeful and not self._ended.is_set()
 
-        Waits while every engine has `at_once` requests, is suspect, or sleeps, and where one may return. Raises
-        UserError when no engine can serve any more, or none could within the time limit.
-        """
-        member = self._take(tokens, at_once)
-        try:
-            yield member
-        finally:
-            with self._changed:
-                member.requests -= 1
-                member.tokens -= tokens
-                self._changed.notify_all()
-
-    def _take(self, tokens: int, at_once: int) -> Member:
-        deadline = time.monotonic() + self._watch.wait_limit
-        with self._changed:
-            while True:
-                # Weights come to engines that have no cache: they serve once all have one again.
-                awake = [] if self._asleep else self.all
-                free = [m for m in awake if m.health.serving and m.requests < at_once]
-                if free:
-                    member = min(free, key=lambda m: (m.tokens, m.process.index))
-                    member.requests += 1
-                    member.tokens += tokens
-                    return member
-                left = deadline - time.monotonic()
-                hopeful = any(self._hopeful(m) for m in self.all) or self.may_return()
-                if not hopeful or left <= 0 or self._ended.is_set():
-                    raise self.none_left()
-                self._changed.wait(min(left, _EXIT_POLL_S))
+    @property
+    def wait_limit(self) -> float:
+        """Seconds to wait while no engine serves."""
+        return self._watch.wait_limit
 
     def _hopeful(self, member: Member) -> bool:
         """Return True where the engine may serve again by itself: a stale one may in a weight push."""
@@ -233,17 +232,17 @@ class Members:
             self._turn(False)
 
     def _turn(self, pushing: bool) -> None:
-        with self._changed:
+        with self._lock:
             self._pushing = pushing
             self._epoch += 1
-            self._changed.notify_all()
+        self.changed()
 
     def let_sleep(self, asleep: bool) -> None:
         """Note that engines sleep, or woke: in between, probes, which sample a token, are not sent or heard."""
-        with self._changed:
+        with self._lock:
             self._asleep = asleep
             self._epoch += 1
-            self._changed.notify_all()
+        self.changed()
 
     @property
     def asleep(self) -> bool:
@@ -451,7 +450,7 @@ class Restarts:
             del self._starting[index]
 
     def _take_in(self, index: int, engine: EngineHandle) -> None:
-        room = engine.api.prompt_limit()
+        room = engine.api.room().prompt
         if room < self._room:
             raise UserError(f"it has room for {room} tokens, and prompts with their responses may need {self._room}")
         if self._members.asleep:

@@ -1,13 +1,13 @@
 """Sampling parameters of a request that SGLang does not know: mu and its guard, a seed that counts, and more.
 
 `check_request` judges it in the server, where a mistake is an answer with status 400; `Columns` holds it, one row per
-request of a batch, where the sampler needs it.
+request of a batch, where the sampler needs it; `overdue` names the requests whose time limits have passed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -19,16 +19,24 @@ MIN_P = "plausible_min_p"
 TOP_K = "plausible_top_k"
 BEGUN = "begun"
 CANDIDATES = "candidates"
+FIRST_TOKEN_S = "first_token_s"
+RESPONSE_S = "response_s"
 # Far above what a model has been trained with, and far below what float32 overflows at.
 _MOST_MU = 1e6
 _MOST_TOKENS = 2**31 - 1
 _MOST_CANDIDATES = 8
+# Our mark on a request: the seconds that it had waited when its first token was there.
+_WAITED = "megasharp_waited"
 # SGLang's own checks of a server's health carry no seed.
 _DEFAULT_SEED = 0
 
 
 def _tokens(least: int) -> Callable[[float], bool]:
     return lambda value: isinstance(value, int) and least <= value <= _MOST_TOKENS
+
+
+def _seconds(value: float) -> bool:
+    return value > 0
 
 
 # Every number that a request may carry: a test of its range, and the range in words.
@@ -38,6 +46,8 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     TOP_K: (_tokens(1), "a number of tokens, at least 1"),
     BEGUN: (_tokens(0), "a number of tokens, at least 0"),
     CANDIDATES: (lambda value: value in range(1, _MOST_CANDIDATES + 1), f"from 1 to {_MOST_CANDIDATES}"),
+    FIRST_TOKEN_S: (_seconds, "a number of seconds, above 0"),
+    RESPONSE_S: (_seconds, "a number of seconds, above 0"),
 }
 
 
@@ -55,7 +65,7 @@ def check_request(custom_params: object, has_memory: bool) -> None:
     for name, (fits, wanted) in _RANGES.items():
         if name in custom_params and not fits(custom_params[name]):
             raise ValueError(f"custom_params.{name} is {custom_params[name]!r}; it must be {wanted}")
-    of_memory = custom_params.keys() - {BEGUN, CANDIDATES}
+    of_memory = custom_params.keys() & {MU, MIN_P, TOP_K}
     if of_memory and not has_memory:
         raise ValueError(f"custom_params.{min(of_memory)} needs a memory network; this engine holds none")
 
@@ -140,3 +150,36 @@ def columns_of(requests: Sequence[Any], device: Any) -> Columns:
 
 def _column(values: Sequence[float], dtype: torch.dtype, device: Any) -> Tensor:
     return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
+
+
+def overdue(waiting: Iterable[Any], running: Iterable[Any], now: float) -> list[str]:
+    """Name SGLang's requests that have had their time: to the first token, or from there on.
+
+    A request that was retracted, and waits to be computed again, is not ended, as its numbers would be lost; nor does
+    that time count.
+    """
+    late = [request for request in waiting if _begins_late(request, now)]
+    late += [request for request in running if _begins_late(request, now) or _ends_late(request, now)]
+    return [request.rid for request in late]
+
+
+def _begins_late(request: Any, now: float) -> bool:
+    times = request.time_stats
+    if times.prefill_finished_time or not times.wait_queue_entry_time:
+        return False
+    return bool(now - times.wait_queue_entry_time > _limit(request, FIRST_TOKEN_S))
+
+
+def _ends_late(request: Any, now: float) -> bool:
+    times = request.time_stats
+    if not times.prefill_finished_time:
+        return False
+    # SGLang adds up all waiting; what came before the first token is not ours to subtract.
+    if not hasattr(request, _WAITED):
+        setattr(request, _WAITED, times.queue_duration_s)
+    waited = times.queue_duration_s - getattr(request, _WAITED)
+    return bool(now - times.prefill_finished_time - waited > _limit(request, RESPONSE_S))
+
+
+def _limit(request: Any, name: str) -> float:
+    return float((request.sampling_params.custom_params or {}).get(name, math.inf))

@@ -12,6 +12,7 @@ What each is used for:
   `SamplingBatchInfo` has three methods meant to be overridden; `SamplingParams.verify` judges a request in the server.
 - weights: `WeightUpdater` and `SchedulerWeightUpdaterManager` receive updates, `WeightChecker` answers checksums; the
   parallel layers say how a parameter is cut over ranks.
+- limits: `Scheduler` is asked at each step for the `AbortReq` of requests that have had their time.
 - launch: `ServerArgs`, `launch_server` and the two processes' functions. `server.py` comes before this file.
 - requests: `TokenizerManager` is the server's side of the scheduler; health checks are requests whose names start with
   `HEALTH_CHECK_RID_PREFIX`; a `HTTPException` is answered with its status.
@@ -34,7 +35,7 @@ from sglang.srt.layers.sampler import Sampler, register_sampler_backend
 from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from sglang.srt.managers import load_snapshot
 from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
-from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqOutput
+from sglang.srt.managers.io_struct import AbortReq, UpdateWeightFromDiskReqOutput
 from sglang.srt.managers.scheduler import Scheduler, run_scheduler_process
 from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
@@ -62,6 +63,7 @@ from sglang.srt.utils.weight_checker import ChecksumInfo, WeightChecker, overall
 from megasharp.rollout.sglang.engine.arguments import ServerArgs
 
 __all__ = [
+    "AbortReq",
     "CaptureHiddenMode",
     "ChecksumInfo",
     "DefaultModelLoader",

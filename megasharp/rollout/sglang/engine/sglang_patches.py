@@ -11,7 +11,9 @@
 7. `ModelConfig._derive_hybrid_model`: `num_attention_layers` counts the memory network's layers, which are no hidden
    layers of the model that the configuration describes. Where the memory has a window, its layers are named as those
    with a pool of their own (`memory_pool.py`, which lists what it replaces for that).
-8. The names of shared memory: all that an engine's processes share in /dev/shm carries one name, by which whoever
+8. `Scheduler._poll_timeout_aborts`: ends requests by limits of their own. SGLang's own limits
+   (SGLANG_REQ_RUNNING_TIMEOUT, SGLANG_REQ_WAITING_TIMEOUT) are answered with status 503, without the tokens.
+9. The names of shared memory: all that an engine's processes share in /dev/shm carries one name, by which whoever
    stops the engine removes it. SGLang ends its processes by force, which leaves their semaphores, message queues and
    load figures behind.
 
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,7 +35,7 @@ from megasharp.rollout.sglang.engine import memory_pool, sglang_internals
 from megasharp.rollout.sglang.engine.engine_config import EngineSettings, published
 from megasharp.rollout.sglang.engine.receive import check_broadcast, check_folder, checksums, known
 from megasharp.rollout.sglang.engine.rendezvous import meet_at_one_address
-from megasharp.rollout.sglang.engine.requests import Columns, check_request, columns_of
+from megasharp.rollout.sglang.engine.requests import Columns, check_request, columns_of, overdue
 from megasharp.rollout.sglang.engine.sampler import EngineSampler
 
 
@@ -45,6 +48,8 @@ def name_all_that_is_shared(folder: Path) -> None:
     sglang_internals.load_snapshot.shm_path_for = lambda instance: str(folder / f"loads_{instance}")
 
 
+# A scheduler polls at each of its steps.
+_LOOK_S = 0.05
 _SAMPLING_BACKENDS = ("pytorch", "flashinfer")
 
 
@@ -66,6 +71,7 @@ def apply() -> None:
     _name_checksums(sglang_internals.WeightChecker)
     _count_attention_layers(sglang_internals.ModelConfig, published())
     memory_pool.apply(published())
+    _keep_limits(sglang_internals.Scheduler)
 
 
 def _count_attention_layers(config: Any, settings: EngineSettings) -> None:
@@ -120,6 +126,22 @@ def _judge_requests(params: Any, has_memory: bool) -> None:
         check_request(self.custom_params, has_memory)
 
     params.verify = judge
+
+
+def _keep_limits(scheduler: Any) -> None:
+    poll: Callable[[Any], list[Any]] = scheduler._poll_timeout_aborts
+
+    def polled(self: Any) -> list[Any]:
+        aborts, now = poll(self), time.perf_counter()
+        if now - self.megasharp_looked < _LOOK_S:
+            return aborts
+        self.megasharp_looked = now
+        late = overdue(self.waiting_queue, self.collect_inflight_reqs(), now)
+        # Without a message they end as our own aborts do: with their tokens.
+        return [*aborts, *(sglang_internals.AbortReq(rid=name) for name in late)]
+
+    scheduler.megasharp_looked = 0.0
+    scheduler._poll_timeout_aborts = polled
 
 
 def _answer_refusals(updater: Any) -> None:

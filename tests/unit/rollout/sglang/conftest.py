@@ -74,6 +74,7 @@ def settings(
     restarts: int = 0,
     request_limit_s: float = 1800.0,
     sleep: bool = False,
+    first_token_limit_s: float | None = None,
     **behaviour: Any,
 ) -> FleetSettings:
     return FleetSettings(
@@ -81,7 +82,12 @@ def settings(
         model=folder,
         log_folder=folder / "logs",
         rollout=RolloutConfig(
-            engines=engines, tp=tp, restarts=restarts, request_limit_s=request_limit_s, sglang=behaviour
+            engines=engines,
+            tp=tp,
+            restarts=restarts,
+            request_limit_s=request_limit_s,
+            first_token_limit_s=first_token_limit_s,
+            sglang=behaviour,
         ),
         memory=folder if memory else None,
         sleep=sleep,

@@ -4,7 +4,9 @@ Its tokens are a function of prompt and seed, and its log-probs name the engine 
 said by the config's `sglang` table, or later by POST /standin, as {"<path>": "<deed>"}: `die` ends the process, `hang`
 never answers, `fail` answers 500, `refuse` answers 400 with success=false, `lie` answers 200 with success=false;
 {"delay": seconds} slows sampling (until it is told otherwise), {"version": "7"} is what /model_info then claims,
-{"corrupt": {"<tensor>": "<checksum>"}} what /weights_checker does. GET /standin says what it holds.
+{"corrupt": {"<tensor>": "<checksum>"}} what /weights_checker does. {"running": n} is how many responses it samples at
+once, {"max_total_tokens": n} the size of its cache; others queue, and time limits are kept.
+{"barren": n} ends the first n responses without a token. GET /standin says what it holds.
 Of the standard library (and NumPy once it has weights), so that it starts at once; it reads bucket files by their
 description, not by our code.
 """
@@ -37,10 +39,14 @@ class State:
         self.stamps: list[list] = []
         self.groups: dict[str, list] = {}
         self.generated: list[int] = []
+        self.names: list[str] = []
+        self.barren = 0
+        self.aborts = 0
         self.aborted: set[str] = set()
         self.asleep: set[str] = set()
-        self.flushes = self.most_at_once = self.at_once = 0
+        self.flushes = self.most_at_once = self.at_once = self.most_held = self.held = 0
         self.lock = threading.Lock()
+        self.places = threading.BoundedSemaphore(self.behaviour.get("running", 64))
 
 
 class Server(ThreadingHTTPServer):
@@ -89,7 +95,7 @@ class Handler(BaseHTTPRequestHandler):
     def described(self) -> dict:
         state = self.state
         names = ("version", "loaded", "stamps", "groups", "generated", "flushes", "session", "paused")
-        names += ("at_once", "most_at_once")
+        names += ("at_once", "most_at_once", "held", "most_held", "aborts")
         return {
             "pid": os.getpid(),
             "aborted": sorted(state.aborted),
@@ -106,6 +112,7 @@ class Handler(BaseHTTPRequestHandler):
     def server_info(self, _: object) -> tuple[int, object]:
         behaviour = self.state.behaviour
         said = {"megasharp": json.loads(behaviour.get("identity", "null"))}
+        said["effective_max_running_requests_per_dp"] = behaviour.get("running", 64)
         tokens = behaviour.get("max_total_tokens", 777)
         return 200, {"max_req_input_len": 100, "max_total_num_tokens": tokens, "internal_states": [said]}
 
@@ -123,21 +130,51 @@ class Handler(BaseHTTPRequestHandler):
             os._exit(4)
         if max(map(max, body["input_ids"])) >= VOCABULARY:
             return 400, {"error": {"message": "token ids outside the vocabulary"}}
+        [name], [tokens], [sampling] = body["rid"], body["input_ids"], body["sampling_params"]
+        limits, came = sampling.get("custom_params", {}), time.monotonic()
         with state.lock:
-            state.generated.append(body["input_ids"][0][0])
+            state.generated.append(tokens[0])
+            state.names.append(name)
+            state.held += 1
+            state.most_held = max(state.most_held, state.held)
+        began = self.began(name, came + limits.get("first_token_s", 1e9))
+        ended = False
+        if began:
+            ended = self.sampled_for(name, time.monotonic() + limits.get("response_s", 1e9))
+            state.places.release()
+        with state.lock:
+            state.held -= 1
+        return 200, [self.sample(name, tokens, sampling, ended or not began, began)]
+
+    def began(self, name: str, limit: float) -> bool:
+        """Wait for a place; False where the time or the request ended first."""
+        state = self.state
+        while not state.places.acquire(timeout=0.01):
+            if time.monotonic() > limit or name in state.aborted:
+                return False
+        with state.lock:
+            state.barren += 1
+            if state.barren <= state.behaviour.get("barren", 0):
+                state.places.release()
+                return False
+        return True
+
+    def sampled_for(self, name: str, limit: float) -> bool:
+        """Take the time that sampling takes; True where it was cut short."""
+        state, began = self.state, time.monotonic()
+        with state.lock:
             state.at_once += 1
             state.most_at_once = max(state.most_at_once, state.at_once)
-        began, names = time.monotonic(), set(body["rid"])
-        while time.monotonic() < began + state.behaviour.get("delay", 0.0) and not state.aborted >= names:
+        while (cut := time.monotonic() < began + state.behaviour.get("delay", 0.0)) and name not in state.aborted:
+            if time.monotonic() > limit:
+                break
             time.sleep(0.01)
         with state.lock:
             state.at_once -= 1
-        fields = zip(body["rid"], body["input_ids"], body["sampling_params"], strict=True)
-        return 200, [self.sample(*triple) for triple in fields]
+        return cut
 
-    def sample(self, name: str, tokens: list[int], sampling: dict) -> dict:
-        aborted = name in self.state.aborted
-        count = 1 if aborted else sampling["max_new_tokens"]
+    def sample(self, name: str, tokens: list[int], sampling: dict, aborted: bool, began: bool) -> dict:
+        count = int(began) if aborted else sampling["max_new_tokens"]
         drawn = sampled(tokens, sampling["sampling_seed"], count)
         mark = -1.0 - int(self.state.config["sglang"]["index"])
         meta = {
@@ -153,7 +190,8 @@ class Handler(BaseHTTPRequestHandler):
         return {"output_ids": drawn, "meta_info": meta}
 
     def abort_request(self, body: dict) -> tuple[int, object]:
-        self.state.aborted.add(body["rid"])
+        self.state.aborts += 1
+        self.state.aborted |= set(self.state.names) if body.get("abort_all") else {body["rid"]}
         return 200, {}
 
     def pause_generation(self, _: dict) -> tuple[int, object]:

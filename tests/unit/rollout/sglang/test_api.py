@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from waiting import HANG_S
 
 from megasharp.common.records import GenerateRequest, SamplingParams
 from megasharp.rollout.sglang.bucket import Header, Stamp, checksum, laid_out, write_bucket
-from megasharp.rollout.sglang.client.api import EngineApi, EngineFailed, EngineSlow, GroupSeat, Refused
+from megasharp.rollout.sglang.client.api import EngineApi, EngineFailed, EngineSlow, GroupSeat, Refused, Room
 from tests.unit.rollout.sglang.standin import Handler, Server, State
 
 SAMPLING = SamplingParams(max_tokens=4)
@@ -40,12 +41,29 @@ def api(state: State) -> Iterator[EngineApi]:
 def test_values(api: EngineApi, state: State) -> None:
     assert api.healthy(HANG_S)
     assert api.version() == -1
-    assert api.prompt_limit() == 100
-    found = api.generate(GenerateRequest((1, 2), (5, 6)), SAMPLING, ("a", "b"), HANG_S)
+    assert api.room() == Room(100, 64, 777)
+    found = asyncio.run(api.generate(GenerateRequest((1, 2), (5,)), SAMPLING, ("a",), HANG_S))
     assert isinstance(found, list)
-    assert [completion.seed for completion in found] == [5, 6]
-    api.abort(("a", "b"))
+    assert [completion.seed for completion in found] == [5]
+    asyncio.run(api.abort("b"))
+    assert state.aborted == {"b"}
+    asyncio.run(api.abort())
     assert state.aborted == {"a", "b"}
+
+
+def test_the_room_of_data_parallel_ranks_is_their_sum(api: EngineApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = [{"effective_max_running_requests_per_dp": 8}] * 3
+    info = {
+        "max_req_input_len": 100,
+        "max_total_num_tokens": 500,
+        "max_running_requests": None,
+        "internal_states": ranks,
+    }
+    monkeypatch.setattr(Handler, "server_info", lambda *_: (200, info))
+    assert api.room() == Room(100, 24, 1500)
+    del info["max_total_num_tokens"]
+    with pytest.raises(EngineFailed, match="does not say what the engine can take"):
+        api.room()
 
 
 def test_a_whole_update(api: EngineApi, state: State, tmp_path: Path) -> None:
@@ -99,7 +117,7 @@ def test_tensors_outside_an_update_are_refused(api: EngineApi, tmp_path: Path) -
 
 
 def test_a_prompt_that_is_refused(api: EngineApi) -> None:
-    answer = api.generate(GenerateRequest((99,), (1,)), SAMPLING, ("a",), HANG_S)
+    answer = asyncio.run(api.generate(GenerateRequest((99,), (1,)), SAMPLING, ("a",), HANG_S))
     assert answer == Refused("token ids outside the vocabulary")
 
 
@@ -107,7 +125,7 @@ def test_failures_are_exceptions(api: EngineApi, state: State) -> None:
     state.behaviour |= {"/generate": "fail", "/health": "fail", "/pause_generation": "fail"}
     assert not api.healthy(HANG_S)
     for call in (
-        lambda: api.generate(GenerateRequest((1,), (1,)), SAMPLING, ("a",), HANG_S),
+        lambda: asyncio.run(api.generate(GenerateRequest((1,), (1,)), SAMPLING, ("a",), HANG_S)),
         lambda: api.pause("retract"),
         lambda: replace(api, key="wrong").version(),
     ):
@@ -118,7 +136,7 @@ def test_failures_are_exceptions(api: EngineApi, state: State) -> None:
 def test_slowness_is_a_failure_of_its_own(api: EngineApi, state: State) -> None:
     state.behaviour["delay"] = 5.0
     with pytest.raises(EngineSlow, match=r"no answer to /generate within 0\.3 s"):
-        api.generate(GenerateRequest((1,), (1,)), SAMPLING, ("a",), 0.3)
+        asyncio.run(api.generate(GenerateRequest((1,), (1,)), SAMPLING, ("a",), 0.3))
 
 
 def test_nobody_there() -> None:
@@ -135,4 +153,4 @@ def test_an_answer_that_is_none(api: EngineApi, state: State, monkeypatch: pytes
         api.version()
     monkeypatch.setattr(Handler, "generate", lambda *_: (200, {"surprise": 1}))
     with pytest.raises(EngineFailed, match="asked for 1 samples, got"):
-        api.generate(GenerateRequest((1,), (1,)), SAMPLING, ("a",), HANG_S)
+        asyncio.run(api.generate(GenerateRequest((1,), (1,)), SAMPLING, ("a",), HANG_S))

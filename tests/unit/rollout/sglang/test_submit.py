@@ -6,8 +6,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import wait
+from typing import Any
 
 import pytest
 from waiting import HANG_S, wait_until
@@ -53,7 +53,7 @@ def test_aborted_requests_end_with_what_they_have_and_the_others_go_on(make: Mak
     stand_ins = make(2, delay=3600.0)
     requests = prompts(6)
     futures = [stand_ins.fleet.submit(request, SAMPLING) for request in requests]
-    wait_until(lambda: sum(stand_ins.command(index)["at_once"] for index in (0, 1)) == 6)
+    wait_until(lambda: sum(stand_ins.command(index)["at_once"] for index in (0, 1)) == 18)
     stand_ins.fleet.abort(futures[:4])
     assert [future.done() for future in futures] == [True] * 4 + [False] * 2
     for future in futures[:4]:
@@ -66,48 +66,59 @@ def test_aborted_requests_end_with_what_they_have_and_the_others_go_on(make: Mak
 
 def test_an_abort_does_not_overtake_its_request(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang forgets an abort of a request that it does not have yet."""
-    sent, aborted, on_its_way = list[float](), list[float](), threading.Event()
-    go_to, abort = router._Sending.go_to, EngineApi.abort
+    sent, aborted = dict[str, float](), dict[str, float]()
+    generate, abort = EngineApi.generate, EngineApi.abort
 
-    def going(sending: router._Sending, api: EngineApi) -> bool:
-        sent.append(time.monotonic())
-        try:
-            return go_to(sending, api)
-        finally:
-            on_its_way.set()
+    async def generating(*arguments: Any) -> Any:
+        sent[arguments[3][0]] = time.monotonic()
+        return await generate(*arguments)
 
-    def aborting(api: EngineApi, names: Sequence[str]) -> None:
-        aborted.append(time.monotonic())
-        abort(api, names)
+    async def aborting(api: EngineApi, name: str | None = None) -> None:
+        assert name is not None, "the other request goes on"
+        aborted.setdefault(name, time.monotonic())
+        await abort(api, name)
 
-    monkeypatch.setattr(router._Sending, "go_to", going)
+    monkeypatch.setattr(EngineApi, "generate", generating)
     monkeypatch.setattr(EngineApi, "abort", aborting)
     stand_ins = make(1, delay=3600.0)
-    future = stand_ins.fleet.submit(prompts(1)[0], SAMPLING)
-    assert on_its_way.wait(HANG_S)
+    future, _ = [stand_ins.fleet.submit(request, SAMPLING) for request in prompts(2)]
+    wait_until(lambda: len(sent) == 6)
     stand_ins.fleet.abort([future])
-    assert aborted[0] - sent[0] >= router._ABORT_S
+    assert len(aborted) == 3 and min(aborted[name] - sent[name] for name in aborted) >= router._ABORT_S - 0.05
     assert [c.tokens.numel() for c in future.result()] == [1, 1, 1]
 
 
+def test_all_that_an_engine_has_ends_in_one_call(make: Make) -> None:
+    """What waits gets its place only afterwards."""
+    stand_ins = make(1, delay=3600.0, running=20)
+    ended, others = prompts(9)[:8], prompts(9)[8:]
+    futures = [stand_ins.fleet.submit(request, SAMPLING) for request in ended]
+    wait_until(lambda: stand_ins.command(0)["held"] == 22)
+    going_on = [stand_ins.fleet.submit(request, SAMPLING) for request in others]
+    stand_ins.fleet.abort(futures)
+    assert stand_ins.command(0)["aborts"] <= 2, "asked again after a while"
+    stand_ins.command(0, {})
+    check_all(others, [future.result(timeout=HANG_S) for future in going_on])
+
+
 def test_requests_that_no_engine_has_yet_are_answered_at_once_without_tokens(make: Make) -> None:
-    stand_ins = make(1, delay=3600.0, router=RouterSettings(at_once=1))
+    stand_ins = make(1, delay=3600.0, running=1)
     requests = prompts(4)
     futures = [stand_ins.fleet.submit(request, SAMPLING) for request in requests]
-    wait_until(lambda: stand_ins.command(0)["generated"] == [0])
+    wait_until(lambda: stand_ins.command(0)["generated"] == [0] * 3)
     stand_ins.fleet.abort(futures[1:])
     assert [[c.tokens.numel() for c in future.result()] for future in futures[1:]] == [[0, 0, 0]] * 3
     stand_ins.command(0, {})
     check_all(requests[:1], [futures[0].result(timeout=HANG_S)])
-    assert stand_ins.command(0)["generated"] == [0], "what was aborted was not sent"
+    assert stand_ins.command(0)["generated"] == [0] * 3, "what was aborted was not sent"
 
 
 def test_engines_are_idle_after_a_save_was_asked_for(make: Make) -> None:
     """An evaluation is cut short. The signal comes twice, as where both a job and its step are sent one."""
-    stand_ins = make(1, delay=3600.0, router=RouterSettings(at_once=2))
+    stand_ins = make(1, delay=3600.0, running=2)
 
     def send() -> None:
-        wait_until(lambda: stand_ins.command(0)["at_once"] == 2)
+        wait_until(lambda: stand_ins.command(0)["held"] == 4)
         os.kill(os.getpid(), signal.SIGUSR1)
         time.sleep(0.1)
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -122,13 +133,13 @@ def test_engines_are_idle_after_a_save_was_asked_for(make: Make) -> None:
         signals._State.save = False
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     found = stand_ins.command(0)
-    assert found["at_once"] == 0 and len(found["generated"]) == 2, "the others were not sent"
+    assert found["held"] == 0 and len(found["generated"]) == 4, "the others were not sent"
 
 
 def test_aborting_on_an_engine_that_dies(make: Make) -> None:
     stand_ins = make(2, delay=3600.0)
     futures = [stand_ins.fleet.submit(request, SAMPLING) for request in prompts(4)]
-    wait_until(lambda: all(stand_ins.command(index)["at_once"] == 2 for index in (0, 1)))
+    wait_until(lambda: all(stand_ins.command(index)["at_once"] == 6 for index in (0, 1)))
     victim = stand_ins.fleet.members.all[0].process
     os.kill(victim.pid, signal.SIGKILL)
     stand_ins.fleet.abort(futures)
@@ -143,13 +154,13 @@ def test_what_a_lost_engine_had_is_sent_again_and_counted(make: Make) -> None:
     stand_ins = make(2, delay=3600.0)
     requests = prompts(4)
     futures = [stand_ins.fleet.submit(request, SAMPLING) for request in requests]
-    wait_until(lambda: stand_ins.command(0)["at_once"] == 2)
+    wait_until(lambda: stand_ins.command(0)["at_once"] == 6)
     os.kill(stand_ins.fleet.members.all[0].process.pid, signal.SIGKILL)
     stand_ins.command(1, {})
     found = [future.result(timeout=HANG_S) for future in futures]
     check_all(requests, found)
     assert {engine_of(c) for completions in found for c in completions} == {1}
-    assert stand_ins.fleet.retried == 2
+    assert stand_ins.fleet.retried == 6
     lost = sorted(seed for request in requests[::2] for seed in request.seeds)
     assert (sorted(stand_ins.fleet.take_retried()), stand_ins.fleet.take_retried()) == (lost, [])
 
@@ -175,21 +186,21 @@ def test_a_refusal_is_not_the_engines_fault(make: Make) -> None:
 def test_all_engines_lost_is_a_failure_of_the_run(make: Make) -> None:
     stand_ins = make(1, delay=3600.0)
     future = stand_ins.fleet.submit(prompts(1)[0], SAMPLING)
-    wait_until(lambda: stand_ins.command(0)["at_once"] == 1)
+    wait_until(lambda: stand_ins.command(0)["at_once"] == 3)
     os.kill(stand_ins.fleet.members.all[0].process.pid, signal.SIGKILL)
     with pytest.raises(RunFailed, match="no engine is left to sample with"):
         future.result(timeout=HANG_S)
 
 
 def test_closing_ends_what_is_in_flight(make: Make) -> None:
-    stand_ins = make(1, delay=3600.0, router=RouterSettings(at_once=2))
+    stand_ins = make(1, delay=3600.0)
     futures = [stand_ins.fleet.submit(request, SAMPLING) for request in prompts(2)]
-    wait_until(lambda: stand_ins.command(0)["at_once"] == 2)
+    wait_until(lambda: stand_ins.command(0)["at_once"] == 6)
     stand_ins.fleet.close()
     assert not wait(futures, timeout=HANG_S).not_done
 
 
-@pytest.mark.parametrize(("length", "samples", "requests"), [(64, 3, 2), (63, 3, 1), (64, 1, 1)])
+@pytest.mark.parametrize(("length", "samples", "requests"), [(64, 3, 4), (63, 3, 3), (64, 1, 1)])
 def test_a_long_prompt_is_read_once_before_its_samples(make: Make, length: int, samples: int, requests: int) -> None:
     stand_ins = make(1)
     request = GenerateRequest((5,) * length, tuple(range(samples)))
