@@ -1,7 +1,7 @@
 """Methods, one file each, and the table that names them.
 
-A new method is one file here and one row below. Elsewhere two places name one: the default recipe
-(`config/recipe_section.py`) and the note on samplers that differ (`trainer/resolve/summary.py`).
+A new method is one file here and one row below. Elsewhere one place names one: the default recipe
+(`config/recipe_section.py`). The surrogate and the correction that recipes get by themselves are named below the table.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ from megasharp.algos.kl import KL
 from megasharp.algos.kl_cov import KLCov
 from megasharp.algos.negative_only import NegativeOnly
 from megasharp.algos.nsr import NSR
+from megasharp.algos.off_policy_mask import OffPolicyMask
 from megasharp.algos.passk_training import PassKTraining
 from megasharp.algos.pkpo import PKPO
 from megasharp.algos.psr import PSR
+from megasharp.algos.ratio_mask import RatioMask
 from megasharp.algos.reinforce import Reinforce
 from megasharp.algos.reinforce_pp_baseline import ReinforcePPBaseline
 from megasharp.algos.rloo import RLOO
@@ -85,6 +87,9 @@ METHODS: dict[str, type[Method[Any]]] = {
     "differential_entropy": DifferentialEntropy,
     "truncated_is": TruncatedIS,
     "bypass": Bypass,
+    "ratio_mask": RatioMask,
+    "off_policy_mask": OffPolicyMask,
     "dlc": DLC,
 }
 DEFAULT_SURROGATE = "clip"
+DEFAULT_CORRECTION = "truncated_is"

@@ -153,6 +153,7 @@ class Method(Generic[ParamsT]):
     the description of its table among a recipe's keys: "Options of NAME: ..." or "NAME has no options: ...".
     `reduction` is set by methods that prescribe one. `brings` names methods that come along, with the values that
     this one sets in their tables; a user's own values win. A method that only brings others is a bundle.
+    `corrects`: the update allows for samples of another policy than the present one; a recipe has one such method.
     """
 
     paper: ClassVar[str]
@@ -161,6 +162,7 @@ class Method(Generic[ParamsT]):
     Params: ClassVar[type[MethodParams]] = MethodParams
     reduction: ClassVar[Reduction | None] = None
     brings: ClassVar[Mapping[str, MethodParams]] = {}
+    corrects: ClassVar[bool] = False
 
     def __init__(self, params: ParamsT) -> None:
         self.params = params
@@ -174,6 +176,10 @@ class Method(Generic[ParamsT]):
 
         Parameters that stand relative to that limit are settled here. Raises UserError where they do not fit it.
         """
+        return self
+
+    def beside(self, needs: Needs) -> Self:
+        """Return this method in a recipe whose methods together have these needs; parameters left open are settled."""
         return self
 
     def needs(self) -> Needs:

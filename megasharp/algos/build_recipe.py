@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce as fold
 from typing import Any
 
-from megasharp.algos import DEFAULT_SURROGATE, METHODS
-from megasharp.algos.base import EXCLUSIVE_HOOKS, Method, MethodParams, Reduction, overridden_hooks
+from megasharp.algos import DEFAULT_CORRECTION, DEFAULT_SURROGATE, METHODS
+from megasharp.algos.base import EXCLUSIVE_HOOKS, Method, MethodParams, Needs, Reduction, overridden_hooks
 from megasharp.algos.recipe import Recipe
 from megasharp.common.errors import UserError
 
@@ -35,11 +36,13 @@ def build_recipe(
     mini_batches: int,
     key: str = "recipe.methods",
     response_limit: int | None = None,
+    stale: bool = False,
 ) -> Recipe:
     """Build and check a recipe; `params` are the user's tables by method name, `key` is what messages call the list.
 
     `constant` is the run's largest response limit in tokens, the horizon of `token_sum_over_constant`; `response_limit`
-    is the stage's, where it has its own. The estimator goes first, the others keep the order in which they are named.
+    is the stage's, where it has its own. `stale`: tokens may be older than the policy, so a recipe with a memory
+    network and no correction gets one. The estimator goes first, the others keep the order in which they are named.
     Raises UserError, naming the methods, for one that is unknown or a combination that is not possible.
     """
     for name in names:
@@ -52,14 +55,32 @@ def build_recipe(
         members[DEFAULT_SURROGATE] = _Member(DEFAULT_SURROGATE, {})
     _check_exclusive(members, key)
     limit = response_limit or int(constant)
-    methods: dict[str, Method[Any]] = {}
-    for name, member in members.items():
-        # A user's own values win over those of the bundles that bring the method.
-        values = {**member.settings, **(_set_values(params[name]) if name in params else {})}
-        methods[name] = METHODS[name](METHODS[name].Params(**values)).within(limit)
+    methods = {name: _made(name, member, params, limit) for name, member in members.items()}
+    needs = fold(lambda a, b: a | b, (method.needs() for method in methods.values()), Needs())
+    if stale and needs.memory is not None and not any(method.corrects for method in methods.values()):
+        members[DEFAULT_CORRECTION] = added = _fitting_correction(methods, limit)
+        methods[DEFAULT_CORRECTION] = _made(DEFAULT_CORRECTION, added, params, limit)
+    methods = {name: method.beside(needs) for name, method in methods.items()}
     _check_pairs(methods, members, key)
     ordered = dict(sorted(methods.items(), key=lambda item: not _fills(item[0], "advantages")))
     return Recipe(ordered, reduction or _prescribed(names, members, key), constant, mini_batches)
+
+
+def _made(name: str, member: _Member, params: Mapping[str, MethodParams], limit: int) -> Method[Any]:
+    """Make a method; a user's own values win over those of the bundles that bring it."""
+    values = {**member.settings, **(_set_values(params[name]) if name in params else {})}
+    return METHODS[name](METHODS[name].Params(**values)).within(limit)
+
+
+def _fitting_correction(methods: Mapping[str, Method[Any]], limit: int) -> _Member:
+    """The default correction by token, or by response where a ratio of whole responses refuses the former.
+
+    The mean of a response's log-ratios, as in GSPO's own ratio: a product over a long one would be next to nothing.
+    """
+    origin = "recipe.correction"
+    by_token = _made(DEFAULT_CORRECTION, _Member(origin, {}), {}, limit)
+    refused = any(method.refuses(DEFAULT_CORRECTION, by_token) for method in methods.values())
+    return _Member(origin, {"level": "geometric"} if refused else {})
 
 
 def _fills(name: str, hook: str) -> bool:

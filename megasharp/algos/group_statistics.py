@@ -1,19 +1,22 @@
-"""Quantities that several methods share: of a group's responses, and of the importance ratio.
+"""Quantities that several methods share: of a group's responses, of the importance ratio, and of what was recorded.
 
 Of a group: the scored responses' rewards and which of them are correct, the centred rewards, a response's mean
 log-prob, and the base of estimators that read which responses are correct and no reward. Of the ratio pi / pi_old, as
-the surrogates use it: its bound, its metrics, and a log-prob with its gradient.
+the surrogates use it: its bound, its metrics, and a log-prob with its gradient. Rollouts record two log-probs of each
+token; `Compared` is the base of methods that compare the policy with one of them.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self, TypeVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from megasharp.algos.base import Method, ParamsT, TokenMetric
+from megasharp.algos.base import Method, MethodParams, Needs, ParamsT, TokenMetric
 from megasharp.common.records import Group, Outcome, Response, TokenInputs
+from megasharp.ops.segment import segment_broadcast, segment_mean, segment_sum
 
 # Of a variance: the number of values minus 1, or the number.
 Divisor = Literal["unbiased", "population"]
@@ -97,3 +100,55 @@ def clip_metrics(x: TokenInputs, too_high_T: Tensor, too_low_T: Tensor) -> dict[
         "policy/clip_high": TokenMetric(too_high_T.to(x.mask_T.dtype), x.mask_T),
         "policy/clip_low": TokenMetric(too_low_T.to(x.mask_T.dtype), x.mask_T),
     }
+
+
+class ComparedParams(MethodParams):
+    """`against` names the recorded log-probs."""
+
+    against: Literal["policy", "sampler"] | None = Field(
+        default=None,
+        description="Recorded log-probs that the policy is compared with. policy: the policy's own, of the version "
+        "that sampled each token; this corrects staleness and differences between engine and learner, and leaves the "
+        "shift of dlc, top_p and top_k. sampler: those of the distribution that tokens were drawn from; this undoes "
+        "that shift too. null: policy where the recipe has dlc, else sampler.",
+    )
+
+
+ComparedT = TypeVar("ComparedT", bound=ComparedParams)
+
+
+class Compared(Method[ComparedT]):
+    """Base of methods that compare the policy with what rollouts recorded of it, or of the sampler."""
+
+    def beside(self, needs: Needs) -> Self:
+        """Return this method with `against` settled: policy beside a memory network, whose shift is intended."""
+        if self.params.against is not None:
+            return self
+        against = "sampler" if needs.memory is None else "policy"
+        return type(self)(self.params.model_copy(update={"against": against}))
+
+    def needs(self) -> Needs:
+        """Ask for the recorded log-probs, the sampler's unless `against` is policy."""
+        policy = self.params.against == "policy"
+        return Needs(policy_logp=policy, sampler_logp=not policy)
+
+    def recorded(self, x: TokenInputs) -> Tensor:
+        """Return the recorded log-probs, [T], nats."""
+        logp_T = x.policy_logp_T if self.params.against == "policy" else x.sampler_logp_T
+        assert logp_T is not None
+        return logp_T
+
+
+Level = Literal["token", "sequence", "geometric"]
+
+
+def at_level(value_T: Tensor, x: TokenInputs, level: Level) -> Tensor:
+    """Return values [T] by token, summed over each response (sequence), or averaged over it (geometric); [T].
+
+    Only unmasked tokens count in a response. The names are those of the ratio whose log the values are.
+    """
+    if level == "sequence":
+        return segment_broadcast(segment_sum(value_T * x.mask_T, x.seq_T, x.num_sequences), x.seq_T)
+    if level == "geometric":
+        return segment_broadcast(segment_mean(value_T, x.seq_T, x.num_sequences, x.mask_T), x.seq_T)
+    return value_T

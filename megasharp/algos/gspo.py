@@ -26,6 +26,7 @@ from megasharp.algos.casp import CaSP
 from megasharp.algos.clip import ClipParams
 from megasharp.algos.clip_cov import ClipCov
 from megasharp.algos.forking_tokens import ForkingTokens
+from megasharp.algos.ratio_mask import RatioMask
 from megasharp.algos.truncated_is import TruncatedIS
 from megasharp.common.records import TokenInputs
 from megasharp.ops.segment import segment_broadcast, segment_mean
@@ -51,8 +52,8 @@ class GSPO(Method[GSPOParams]):
     brings = {"clip": ClipParams(low=3e-4, high=4e-4)}
 
     def refuses(self, name: str, other: Method[Any]) -> str | None:
-        """Refuse factors on single tokens (`truncated_is` by token, `casp` on the ratio) and masks, and `bypass`."""
-        if isinstance(other, TruncatedIS) and other.params.level == "token":
+        """Refuse factors on single tokens (`truncated_is`, `ratio_mask`, `casp` on the ratio), masks, and `bypass`."""
+        if isinstance(other, TruncatedIS | RatioMask) and other.params.level == "token":
             return f"the ratio is of whole responses, the weight of single tokens; set recipe.{name}.level to sequence"
         if isinstance(other, CaSP) and other.params.penalty_on == "ratio":
             return (

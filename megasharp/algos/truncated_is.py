@@ -1,19 +1,28 @@
-"""A weight pi_old / pi_sampler for samples of another distribution, cut to bounds (truncated importance sampling).
+"""A weight pi_old / pi_recorded for samples of another distribution, cut to bounds (truncated importance sampling).
 
-    token      w_t = pi_old(y_t) / pi_sampler(y_t)
-    sequence   w_t = prod_u pi_old(y_u) / pi_sampler(y_u), over the response's tokens
+    token      w_t = pi_old(y_t) / pi_recorded(y_t)
+    sequence   w_t = prod_u pi_old(y_u) / pi_recorded(y_u), over the response's tokens
     geometric  w_t = ( prod_u ... ) ^ (1 / |y|)
     truncate   w cut to [low, high]          mask   w inside [low, high], else 0 (IcePop, arXiv 2510.18855)
 
-Differs from GRPO: the surrogate's loss is multiplied by w, a constant; the ratio pi / pi_old and its clip stay. The log
-of w is bounded at 20. Upper truncation biases towards the sampler's distribution and bounds the variance; `sequence` is
-the unbiased weight of a response before it is cut, and grows with its length. For DLC any correction undoes the effect
-(research notes on 2601.15609): that is why there is none by default.
+Differs from GRPO: the surrogate's loss is multiplied by w, a constant; the ratio pi / pi_old and its clip stay. pi_old
+is the policy before the update. `against` says what pi_recorded is:
+
+    policy     the policy itself, as the engine computed it in the version that sampled the token. w corrects stale
+               tokens and the engine's numerics. What the sampler does on purpose (dlc, top-p, top-k) stays: the update
+               is that of the present policy sampled with the same shift, up to how the shift itself moved.
+    sampler    the distribution that the token was drawn from. w undoes the shift as well: the update is the on-policy
+               one in expectation, and DLC has no effect on it beyond its noise (research notes on 2601.15609). Tokens
+               that top-p or top-k cut off are never seen, so no weight brings them back.
+
+The log of w is bounded at 20. Upper truncation biases towards what was sampled and bounds the variance; `sequence` is
+the unbiased weight of a response before it is cut, and grows with its length; `token` leaves the state distribution of
+earlier tokens as it was sampled. `megasharp toy corrections` measures each.
 
 From public code (verl's rollout correction; slime's truncated weights, bounds 0 and 2, and its IcePop), not from one
-paper. |y| counts unmasked tokens. pi_old is the policy before the update. Degenerate case: equal distributions give
-w = 1. Metrics are over tokens, after the cut: mean weight, its mean square (effective sample size as a share of the
-tokens: weight^2 / weight_squared), and the share outside the bounds.
+paper. |y| counts unmasked tokens. Degenerate case: equal distributions give w = 1. Metrics are over tokens, after the
+cut: mean weight, its mean square (effective sample size as a share of the tokens: weight^2 / weight_squared), and the
+share outside the bounds.
 """
 
 from __future__ import annotations
@@ -24,19 +33,18 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from megasharp.algos.base import Method, MethodParams, Needs, OldLogp, TokenMetric, TokenMetrics
-from megasharp.algos.group_statistics import bounded
+from megasharp.algos.base import Needs, OldLogp, TokenMetric, TokenMetrics
+from megasharp.algos.group_statistics import Compared, ComparedParams, Level, at_level, bounded
 from megasharp.common.records import TokenInputs
-from megasharp.ops.segment import segment_broadcast, segment_mean, segment_sum
 
 
-class TruncatedISParams(MethodParams):
+class TruncatedISParams(ComparedParams):
     """`level` is the unit of the weight, `mode` the treatment of weights outside [`low`, `high`]."""
 
-    level: Literal["token", "sequence", "geometric"] = Field(
+    level: Level = Field(
         default="token",
-        description="Unit of the weight of the old policy against the sampler: token, each token's ratio; sequence, "
-        "their product over the response; geometric, its mean per token. gspo refuses token.",
+        description="Unit of the weight of the old policy against what was recorded: token, each token's ratio; "
+        "sequence, their product over the response; geometric, its mean per token. gspo refuses token.",
     )
     mode: Literal["truncate", "mask"] = Field(
         default="truncate",
@@ -57,29 +65,25 @@ class TruncatedISParams(MethodParams):
         return self
 
 
-class TruncatedIS(Method[TruncatedISParams]):
-    """The bounded importance weight of the old policy against the sampler."""
+class TruncatedIS(Compared[TruncatedISParams]):
+    """The bounded importance weight of the old policy against what was recorded of policy or sampler."""
 
     paper = "2510.18855"
     status = "from public code: verl, slime"
     options = "an importance weight for samples that came from another distribution than the policy's."
     Params = TruncatedISParams
+    corrects = True
 
     def needs(self) -> Needs:
-        """Ask for the old log-probs inside the loss and the sampler's, whose ratio is the weight."""
-        return Needs(old_logp=OldLogp.IN_LOSS, sampler_logp=True)
+        """Ask for the old log-probs inside the loss and the recorded ones, whose ratio is the weight."""
+        return super().needs() | Needs(old_logp=OldLogp.IN_LOSS)
 
     def correction(self, x: TokenInputs) -> tuple[Tensor, TokenMetrics]:
-        """Return w_t = pi_old / pi_sampler by token, response or geometric mean, cut to [low, high] or masked; [T].
+        """Return w_t = pi_old / pi_recorded by token, response or geometric mean, cut to [low, high] or masked; [T].
 
         The metrics are w, its square, and the share outside the bounds (2510.18855 for the mask).
         """
-        assert x.sampler_logp_T is not None
-        logw_T = x.before_T - x.sampler_logp_T
-        if self.params.level == "sequence":
-            logw_T = segment_broadcast(segment_sum(logw_T * x.mask_T, x.seq_T, x.num_sequences), x.seq_T)
-        elif self.params.level == "geometric":
-            logw_T = segment_broadcast(segment_mean(logw_T, x.seq_T, x.num_sequences, x.mask_T), x.seq_T)
+        logw_T = at_level(x.before_T - self.recorded(x), x, self.params.level)
         weight_T = torch.exp(bounded(logw_T))
         outside_T = (weight_T < self.params.low) | (weight_T > self.params.high)
         if self.params.mode == "mask":

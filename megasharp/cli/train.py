@@ -43,12 +43,13 @@ def train(
     from megasharp.trainer.resolve.devices import leave_gpus_alone
     from megasharp.trainer.resolve.resolved_run import check
     from megasharp.trainer.resolve.summary import describe
-    from megasharp.trainer.resume import with_stored_bias
+    from megasharp.trainer.resume import with_stored_bias, with_stored_correction
 
     run = load_run(config, overrides or [])
     leave_gpus_alone(run)
     if resume:
-        run = with_stored_bias(runs / run.name, run)
+        root = runs / run.name
+        run = with_stored_correction(root, with_stored_bias(root, run))
     resolved = check(run, str(config))
     if dry_run:
         from megasharp.trainer.plan import limits_that_bite

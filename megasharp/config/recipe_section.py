@@ -74,6 +74,12 @@ class RecipeBase(Section):
         description="Stages in which other methods train before recipe.methods does, for example 50 steps of grpo "
         "before casp. Empty: recipe.methods throughout.",
     )
+    correction: Literal["auto", "none"] = Field(
+        default="auto",
+        description="Correction for stale tokens beside dlc. auto: a recipe with dlc that names no correction gets "
+        "truncated_is against policy where rollout.max_staleness is above 0, which corrects staleness and leaves DLC's "
+        "shift. none: only the methods named, as in runs begun before this key.",
+    )
     reset: ResetConfig = Field(
         default=ResetConfig(),
         description="Resets of the reference policy and of the optimizer during long runs, as in ProRL.",

@@ -46,7 +46,7 @@ from megasharp.planner.text import plan_text, plan_tree, suggestions_text
 from megasharp.trainer.resolve.devices import asks_for_gpus
 from megasharp.trainer.resolve.engine_settings import check_engine_keys, choose_transport
 from megasharp.trainer.resolve.models import memory_path
-from megasharp.trainer.resolve.recipes import build_recipes
+from megasharp.trainer.resolve.recipes import build_recipes, correction_notes
 from megasharp.trainer.resolve.resolved_run import check_precision_keys
 
 if TYPE_CHECKING:
@@ -161,6 +161,7 @@ def ask(config: RunConfig, where: str, options: Options, *, fill: bool = True) -
         notes.append(f"data.stages: planned for the largest limit, {config.data.largest_response} tokens a response")
     if config.policy.fp8:
         notes.append("policy.fp8: predicted as in bfloat16, times too")
+    notes += correction_notes(config, recipes)
     before = [recipe.annotation for recipe in recipes.all]
     passes = Passes(
         methods=tuple(config.recipe.methods),

@@ -138,6 +138,38 @@ def _as_trained(stored: Tree) -> Tree:
     return {**stored, "recipe": {**recipe, "dlc": {**dlc, "memory": memory}}}
 
 
+def with_stored_correction(root: Path, config: RunConfig) -> RunConfig:
+    """Return a configuration that corrects as a run did that was begun before `recipe.correction` and `against`.
+
+    A file that sets them is followed, and refused by `check_resume` where it differs.
+    """
+    if holds_no_run(root):
+        return config
+    recipe, update, meant = config.recipe, dict[str, object](), dict[str, Any]()
+    with suppress(UserError):
+        meant = _before_correction(stored_config(root))
+    for key, value in meant.items():
+        if key == "correction":
+            update |= {} if key in recipe.model_fields_set else {key: value}
+        elif "against" not in recipe.params()[key].model_fields_set:
+            update[key] = recipe.params()[key].model_copy(update=value)
+    return config.model_copy(update={"recipe": recipe.model_copy(update=update)}) if update else config
+
+
+def _before_correction(stored: Tree) -> dict[str, Any]:
+    """Return what a stored configuration without the key `recipe.correction` means by it, as part of its recipe.
+
+    No correction but those named, and those against the sampler.
+    """
+    recipe = stored.get("recipe")
+    if not isinstance(recipe, dict) or "correction" in recipe:
+        return {}
+    named = {*recipe.get("methods", []), *(name for stage in recipe.get("schedule", []) for name in stage["methods"])}
+    against: dict[str, Any] = {name: {"against": "sampler"} for name in ("truncated_is", "bypass") if name in named}
+    behind = (stored.get("rollout") or {}).get("max_staleness")
+    return against | ({"correction": "none"} if "dlc" in named and behind else {})
+
+
 def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = (), remedy: str = _REMEDY) -> list[str]:
     """Return lines that name changes since the last attempt; none for a run that does not exist yet.
 
@@ -155,6 +187,10 @@ def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = (), rem
     stored = _as_trained(stored_config(root))
     # Keys that are younger than the stored file get their defaults; a file that no longer validates is compared as is.
     with suppress(UserError):
+        recipe = stored.get("recipe") or {}
+        for key, value in _before_correction(stored).items():
+            recipe = recipe | {key: recipe.get(key, {}) | value if isinstance(value, dict) else value}
+        stored = stored | {"recipe": recipe}
         stored = parse_yaml(dump_yaml(validate(RunConfig, stored, str(path))), str(path))
     before = dict(flat(stored))
     changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]

@@ -17,8 +17,11 @@ from megasharp.algos.clip import ClipParams
 from megasharp.algos.clip_cov import ClipCovParams
 from megasharp.algos.entropy_bonus import EntropyBonusParams
 from megasharp.algos.forking_tokens import ForkingTokensParams
+from megasharp.algos.group_statistics import ComparedParams
 from megasharp.algos.gspo import GSPOParams
 from megasharp.algos.kl_cov import KLCovParams
+from megasharp.algos.off_policy_mask import OffPolicyMaskParams
+from megasharp.algos.ratio_mask import RatioMaskParams
 from megasharp.algos.truncated_is import TruncatedISParams
 
 # Where the hash of the choice among tokens starts counting positions.
@@ -216,12 +219,94 @@ def test_truncated_is(case: Case, level: str, mode: str, low: float, high: float
 
 
 @each_step
-def test_bypass(case: Case) -> None:
+@each_case("against", [None, "sampler", "policy"])
+def test_bypass(case: Case, against: str | None) -> None:
+    recorded = case.engine_logp if against == "policy" else case.sampler_logp
+
     def oracle(c: Case, z: Complex) -> Any:
         logp, advantage = c.logp(z), grpo_advantages(c)
-        return token_mean(c, lambda a, t: ppo(advantage[a], np.exp(logp[..., t] - c.sampler_logp[t]), 0.2, 0.2))
+        return token_mean(c, lambda a, t: ppo(advantage[a], np.exp(logp[..., t] - recorded[t]), 0.2, 0.2))
 
-    check(case, oracle, ["grpo", "bypass"])
+    check(case, oracle, ["grpo", "bypass"], {"bypass": ComparedParams(against=against)})
+
+
+@each_step
+@each_case("level", ["token", "sequence", "geometric"])
+def test_weight_against_the_policy_beside_dlc(case: Case, level: str) -> None:
+    """Beside dlc the weight is against the policy's own record unless told; CISPO's loss has it as a factor too."""
+    old, low, high = case.logp(case.z_old), 0.95, 1.02
+
+    def oracle(c: Case, z: Complex) -> Any:
+        logp, advantage = c.logp(z), grpo_advantages(c)
+
+        def term(a: Answer, t: int) -> Any:
+            gap = {u: old[u] - c.engine_logp[u] for u in range(a.start, a.stop)}
+            total = {"token": gap[t], "sequence": sum(gap.values()), "geometric": sum(gap.values()) / a.length}[level]
+            ratio = stop(np.exp(logp[..., t] - old[t]))
+            return -min(max(float(np.exp(total)), low), high) * np.minimum(ratio, 1.3) * advantage[a] * logp[..., t]
+
+        return token_mean(c, term)
+
+    params = {"truncated_is": TruncatedISParams(level=level, low=low, high=high), "cispo": CISPOParams(high=0.3)}
+    check(case, oracle, ["grpo", "cispo", "dlc", "truncated_is"], params, reduction=Reduction.TOKEN_MEAN)
+
+
+@each_step
+@each_case("against", ["sampler", "policy"])
+@each_case("level", ["token", "sequence", "geometric"])
+@each_case(("low", "high", "k3"), [(0.9, 1.1, None), (0.0, 99.0, 0.02)])
+def test_ratio_mask(case: Case, against: str, level: str, low: float, high: float, k3: float | None) -> None:
+    old, recorded = case.logp(case.z_old), case.engine_logp if against == "policy" else case.sampler_logp
+    if against == "policy":
+        low, high, k3 = (1.0 - 0.05 * (1.0 - low), 1.005, None) if k3 is None else (low, high, 5e-5)
+
+    def kept(a: Answer, t: int) -> bool:
+        ratios = [np.exp(old[u] - recorded[u]) for u in ([t] if level == "token" else range(a.start, a.stop))]
+        divergence = sum(r - 1.0 - np.log(r) for r in ratios)
+        product = np.prod(ratios)
+        if level == "geometric":
+            divergence, product = divergence / a.length, product ** (1.0 / a.length)
+        return bool(low <= product <= high and (k3 is None or divergence <= k3))
+
+    def oracle(c: Case, z: Complex) -> Any:
+        logp, advantage = c.logp(z), grpo_advantages(c)
+        return token_mean(c, lambda a, t: kept(a, t) * ppo(advantage[a], np.exp(logp[..., t] - old[t]), 0.2, 0.2))
+
+    params = {"ratio_mask": RatioMaskParams(against=against, level=level, low=low, high=high, k3=k3)}
+    result = check(case, oracle, ["grpo", "ratio_mask"], params)
+    dropped = [not kept(a, t) for a in case.scored for t in range(a.start, a.stop)]
+    assert 0.0 < np.mean(dropped) < 1.0
+    assert result.metrics["method/ratio_mask/dropped"] == pytest.approx(np.mean(dropped), rel=1e-10)
+
+
+@each_step
+@each_case(("against", "threshold"), [("sampler", 0.1), ("policy", 0.02)])
+@each_case("surrogate", ["clip", "gspo"])
+def test_off_policy_mask(case: Case, against: str, threshold: float, surrogate: str) -> None:
+    """The distance is to the present policy, whose gradient does not pass through the mask."""
+    old, recorded = case.logp(case.z_old), case.engine_logp if against == "policy" else case.sampler_logp
+    present, advantage = case.logp(case.z), grpo_advantages(case)
+
+    def kept(a: Answer) -> bool:
+        gap = sum(recorded[u] - present[u] for u in range(a.start, a.stop)) / max(a.length, 1)
+        return bool(advantage[a] >= 0 or gap <= threshold)
+
+    def oracle(c: Case, z: Complex) -> Any:
+        logp = c.logp(z)
+
+        def term(a: Answer, t: int) -> Any:
+            tokens = np.arange(a.start, a.stop) if surrogate == "gspo" else np.array([t])
+            ratio = np.exp((logp[..., tokens] - old[tokens]).mean(-1))
+            return kept(a) * ppo(advantage[a], ratio, 0.2, 0.2)
+
+        return token_mean(c, term)
+
+    params = {
+        "off_policy_mask": OffPolicyMaskParams(against=against, threshold=threshold),
+        "clip": ClipParams(low=0.2, high=0.2),
+    }
+    check(case, oracle, ["grpo", surrogate, "off_policy_mask"], params, reduction=Reduction.TOKEN_MEAN)
+    assert sum(not kept(a) for a in case.scored if a.length) > 0
 
 
 @each_step

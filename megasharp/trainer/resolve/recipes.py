@@ -106,7 +106,41 @@ def _recipe(config: RunConfig, methods: Sequence[str], limit: int, key: str) -> 
         constant=float(config.data.largest_response),
         mini_batches=config.recipe.mini_batches,
         response_limit=limit,
+        stale=config.recipe.correction == "auto" and config.rollout.max_staleness > 0,
     )
+
+
+def correction_notes(config: RunConfig, recipes: RecipeSchedule) -> list[str]:
+    """Return notes on samples of another policy or distribution, and on what corrects for them in which stage."""
+    named = [*(stage.methods for stage in config.recipe.schedule), config.recipe.methods]
+    stages = zip(named, recipes.all[-len(named) :], strict=True)
+    return list(dict.fromkeys(note for names, recipe in stages for note in _corrections(config, names, recipe)))
+
+
+def _corrections(config: RunConfig, named: Sequence[str], recipe: Recipe) -> list[str]:
+    rollout = config.rollout
+    shifting = {"dlc": recipe.needs.memory is not None, "top_p": rollout.top_p < 1.0, "top_k": rollout.top_k > 0}
+    shift = " and ".join(name for name, there in shifting.items() if there)
+    behind = f"tokens up to {rollout.max_staleness} version(s) old"
+    notes = []
+    for name, method in recipe.methods.items():
+        if not method.corrects:
+            continue
+        if name not in named:
+            notes.append(f"{name} is added, because dlc may train on {behind}; recipe.correction=none leaves it out")
+        if method.params.against == "policy":
+            kept = f", and leaves the shift of {shift}" if shift else ""
+            notes.append(f"{name} against policy corrects staleness and the engine's numerics{kept}")
+        else:
+            undone = f", and undoes the shift of {shift}; against=policy would leave it" if shift else ""
+            notes.append(f"{name} against sampler corrects staleness and the engine's numerics{undone}")
+    if not notes and rollout.max_staleness:
+        either = f", against=policy leaving the shift of {shift}, against=sampler undoing it" if shift else ""
+        notes.append(
+            f"{behind} are trained on as if the present policy had sampled them; truncated_is or bypass in "
+            f"recipe.methods corrects for that{either}"
+        )
+    return notes
 
 
 def resolved_config(config: RunConfig, recipes: RecipeSchedule) -> RunConfig:

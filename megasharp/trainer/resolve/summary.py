@@ -6,6 +6,7 @@ from megasharp.convert.lora import trained_parameters
 from megasharp.planner.memory import run_text, runs_of_layers
 from megasharp.trainer.resolve.devices import device_of
 from megasharp.trainer.resolve.engine_settings import choose_transport
+from megasharp.trainer.resolve.recipes import correction_notes
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
 from megasharp.trainer.reward_judge import TRIED_ROWS, judged_tasks, workers_for
 
@@ -54,24 +55,18 @@ def _adapters(resolved: ResolvedRun) -> list[str]:
 
 
 def _notes(resolved: ResolvedRun) -> list[str]:
-    """Return notes on stale tokens that no method corrects for, and on keys that are set and never read.
+    """Return notes on samples of other distributions, and on keys that are set and never read.
 
     Such keys are legal, because an override of the methods leaves other methods' tables behind.
     """
     section, recipes = resolved.config.recipe, resolved.recipes
-    behind = resolved.config.rollout.max_staleness
-    stale = [
-        f"note       tokens up to {behind} version(s) old are trained on as if the present policy had sampled them; "
-        "truncated_is or bypass in recipe.methods corrects for that"
-    ]
-    corrected = behind == 0 or set(recipes.final.methods) & {"truncated_is", "bypass"}
     read = {name for recipe in recipes.all for name in recipe.methods}
     tables = [name for name, params in section.params().items() if params.model_fields_set and name not in read]
     stages = resolved.config.data.stages
     beyond = [stage.until for stage in section.schedule if stage.until >= resolved.config.steps]
     longer = [stage.until for stage in stages if stage.until is not None and stage.until >= resolved.config.steps]
     return [
-        *([] if corrected else stale),
+        *(f"note       {text}" for text in correction_notes(resolved.config, recipes)),
         *(f"note       recipe.{name} is set, but no method of the recipe reads it" for name in tables),
         *(f"note       recipe.schedule: the run ends before what follows step {until}" for until in beyond),
         *(f"note       data.stages: the run ends before what follows step {until}" for until in longer),

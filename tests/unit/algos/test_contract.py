@@ -15,6 +15,8 @@ from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.casp import CaSPParams
 from megasharp.algos.clip_cov import ClipCovParams
 from megasharp.algos.kl import KLParams
+from megasharp.algos.off_policy_mask import OffPolicyMaskParams
+from megasharp.algos.ratio_mask import RatioMaskParams
 from megasharp.algos.recipe import Recipe
 from megasharp.algos.soft_overlong import SoftOverlongParams
 from megasharp.common.records import Denominators, Metrics, MicroBatch, MiniBatch, StepBatch, TokenInputs
@@ -26,6 +28,8 @@ PARAMS: dict[str, MethodParams] = {
     "casp": CaSPParams(alpha=0.5, quantile=0.3, lambda_top1=1.5),
     "clip_cov": ClipCovParams(share=0.5, low=-10.0, high=10.0),
     "soft_overlong": SoftOverlongParams(max_tokens=3, cache_tokens=2),
+    "ratio_mask": RatioMaskParams(level="token", low=0.5, high=2.0),
+    "off_policy_mask": OffPolicyMaskParams(threshold=0.01),
 }
 # What a method needs but random inputs do not show: a draw that decides ties only, a term that cancels.
 UNSEEN = {("kl_cov", "draw"), ("bypass", "old_logp")}

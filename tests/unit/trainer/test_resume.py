@@ -23,6 +23,7 @@ from megasharp.trainer.resume import (
     check_resume,
     inputs_of,
     with_stored_bias,
+    with_stored_correction,
     with_stored_memory,
     with_stored_tables,
 )
@@ -139,6 +140,26 @@ def test_a_memory_networks_schedule_that_is_set_is_another_run(tmp_path: Path) -
 def test_a_run_without_a_memory_network_has_no_schedule_of_one(tmp_path: Path) -> None:
     resolved = check(_config(), "run.yaml")
     assert with_stored_memory(_stored(tmp_path), resolved, lambda line: None) is resolved
+
+
+def test_a_run_begun_before_corrections_were_added_keeps_what_it_trained_with(tmp_path: Path) -> None:
+    """Without the key nothing was added beside dlc, and what was named was against the sampler."""
+    stale = ("rollout.engine=sglang", "rollout.max_staleness=1", "recipe.truncated_is.high=3")
+    for methods, key in (("[grpo,dlc]", "correction"), ("[grpo,dlc,truncated_is]", "against")):
+        given = (*stale, f"recipe.methods={methods}")
+        root = tmp_path / key
+        path = _stored(root, *given) / "config.yaml"
+        tree = parse_yaml(path.read_text(), "stored")
+        del tree["recipe"]["correction"]
+        path.write_text(yaml.safe_dump(tree))
+        goes_on = with_stored_correction(root, _config(*given))
+        assert goes_on.recipe.correction == "none"
+        assert goes_on.recipe.params()["truncated_is"].against == ("sampler" if key == "against" else None)
+        assert check_resume(root, goes_on) == []
+    chosen = _config(*given, "recipe.correction=auto", "recipe.truncated_is.against=policy")
+    assert with_stored_correction(root, chosen) == chosen
+    with pytest.raises(UserError, match=r"recipe.correction was 'none' and is now 'auto'; recipe.truncated_is.against"):
+        check_resume(root, chosen)
 
 
 def test_a_run_that_does_not_exist_yet_begins(tmp_path: Path) -> None:
