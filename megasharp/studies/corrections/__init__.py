@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import mean
 
-import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 

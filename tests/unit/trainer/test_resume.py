@@ -148,6 +148,7 @@ def test_a_run_begun_before_corrections_were_added_keeps_what_it_trained_with(tm
     for methods, key in (("[grpo,dlc]", "correction"), ("[grpo,dlc,truncated_is]", "against")):
         given = (*stale, f"recipe.methods={methods}")
         root = tmp_path / key
+        root.mkdir()
         path = _stored(root, *given) / "config.yaml"
         tree = parse_yaml(path.read_text(), "stored")
         del tree["recipe"]["correction"]
