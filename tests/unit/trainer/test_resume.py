@@ -144,7 +144,9 @@ def test_a_run_without_a_memory_network_has_no_schedule_of_one(tmp_path: Path) -
 
 def test_a_run_begun_before_corrections_were_added_keeps_what_it_trained_with(tmp_path: Path) -> None:
     """Without the key nothing was added beside dlc, and what was named was against the sampler."""
-    stale = ("rollout.engine=sglang", "rollout.max_staleness=1", "recipe.truncated_is.high=3")
+    # A memory network with a schedule of its own is newer than the key that older runs lack for it.
+    own = "recipe.dlc.memory.warmup_steps=3"
+    stale = ("rollout.engine=sglang", "rollout.max_staleness=1", "recipe.truncated_is.high=3", own)
     for methods, key in (("[grpo,dlc]", "correction"), ("[grpo,dlc,truncated_is]", "against")):
         given = (*stale, f"recipe.methods={methods}")
         root = tmp_path / key
