@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,9 +33,10 @@ from megasharp.common.records import (
     TaskAnswer,
     Verdict,
 )
-from megasharp.config.rollout import InFlight, RolloutConfig, SyncConfig
+from megasharp.config.rollout import EngineFlag, InFlight, RolloutConfig, SyncConfig
 from megasharp.rollout.async_collector import AsyncRollouts
 from megasharp.rollout.sglang.client import api
+from megasharp.rollout.sglang.client.api import Limits
 from megasharp.rollout.sglang.client.fleet import Fleet, FleetOptions, start_fleet
 from megasharp.rollout.sglang.client.launch import FleetSettings
 from megasharp.rollout.sglang.client.members import WatchSettings
@@ -247,15 +249,37 @@ def test_prompts_that_come_after_a_push_in_place_are_read_anew(engines: Engines)
         run.push()
 
 
+def test_no_response_is_lost_to_waiting(tmp_path: Path) -> None:
+    """384 responses where an engine runs 4 at once: with a limit that counted its queue, most ended without a token."""
+    make_model(tmp_path / "policy", "policy3", seed=1)
+    flags: dict[str, EngineFlag] = {"max_total_tokens": 16384, "max_running_requests": 4}
+    settings = FleetSettings(
+        python=PYTHON,
+        model=tmp_path / "policy",
+        log_folder=tmp_path / "logs",
+        rollout=RolloutConfig(engines=1, restarts=0, request_limit_s=0.9, sglang=flags),
+        start_limit_s=HANG_S,
+    )
+    fleet = start_fleet(settings)
+    try:
+        # Four tokens take far less than the limit, all responses together more.
+        requests = [GenerateRequest((7, 8 + n, 9, 10 + n, 11), (0, 1, 2, 3)) for n in range(96)]
+        found = fleet.generate(requests, SamplingParams(max_tokens=4))
+    finally:
+        fleet.close()
+    ends = [completion.finish_reason for completions in found for completion in completions]
+    assert len(ends) == 384 and FinishReason.ABORT not in ends
+
+
 def test_a_prompt_over_its_time_limit_is_an_outcome(engines: Engines) -> None:
     """Its responses are masked as infra failures, with the tokens that they have."""
     fleet, _, _ = engines
     router = fleet._router
-    limit, router._request_limit_s = router._request_limit_s, 0.15
+    limits, router._limits = router._limits, Limits(HANG_S, 0.15)
     try:
         found = Run(engines, SyncConfig()).step(1)
     finally:
-        router._request_limit_s = limit
+        router._limits = limits
     responses = [response for group in found.groups for response in group.responses]
     cut = [response for response in responses if response.verdict.outcome is Outcome.INFRA]
     assert cut and all(r.completion.finish_reason is FinishReason.ABORT for r in cut)
