@@ -34,6 +34,7 @@ from megasharp.common.errors import RunFailed, one_line
 from megasharp.config.rollout import SyncConfig
 from megasharp.rollout.sglang.bucket import Header, Stamp, laid_out, new_stamp
 from megasharp.rollout.sglang.client.api import EngineApi, EngineFailed, GroupSeat, Refused
+from megasharp.rollout.sglang.client.launch import EngineHandle
 from megasharp.rollout.sglang.client.members import Member
 from megasharp.weight_sync.buckets import (
     Bucket,
@@ -80,6 +81,8 @@ class Broadcast:
         self._backend = backend
         self._host = host
         self._groups: list[GroupPlan] = []
+        # By their handles: one that was started again by hand has the address and key of the one before.
+        self._grouped: list[EngineHandle] = []
 
     def deliver(
         self, version: int, memory_version: int | None, source: WeightSource, memory: WeightSource | None
@@ -116,9 +119,11 @@ class Broadcast:
     def _carry_out(self, stamp: Stamp, parts: list[tuple[str, RankedSource]]) -> Iterator[Sent]:
         """Form the groups where they are not those of the engines alive, then send; yields the outcomes one by one."""
         policy = parts[0][1]
-        engines = tuple((member.process.index, member.process.api) for member in self._receivers.alive())
+        handles = [member.process for member in self._receivers.alive()]
+        engines = tuple((handle.index, handle.api) for handle in handles)
         # A group's members are fixed: a fleet that has changed needs new groups.
-        if not self._groups or self._groups[0].engines != engines:
+        if not self._groups or self._grouped != handles:
+            self._grouped = handles
             self._leave(policy)
             for stage in sorted({stage for stage in policy.call(stage_of) if stage is not None}):
                 plan = GroupPlan(

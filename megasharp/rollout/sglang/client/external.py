@@ -119,6 +119,10 @@ def own_identity(settings: FleetSettings) -> dict[str, Any]:
 def fault(engine: ExternalEngine, wanted: dict[str, Any]) -> str | None:
     """Say why a run cannot use this engine, or None; what an earlier run left open in it is closed."""
     api, there = engine.api, f"rollout.external: {engine.url}"
+    # First of all: one that was lost in a push, or that a killed run left in one, is paused and answers no probe.
+    for close in (api.end_update, api.proceed):
+        with suppress(EngineFailed):
+            close(_ANSWER_S)
     try:
         if not api.healthy(_ANSWER_S):
             return f"{there} is not ready"
@@ -132,9 +136,6 @@ def fault(engine: ExternalEngine, wanted: dict[str, Any]) -> str | None:
     what = difference(found, wanted)
     if what is not None:
         return f"{there}: {what}"
-    for close in (api.end_update, api.proceed):
-        with suppress(EngineFailed):
-            close(_ANSWER_S)
     return None
 
 
