@@ -24,12 +24,12 @@ import pyarrow.parquet as pq
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import completed, write_text
 from megasharp.common.formats import read_stamp, stamp
-from megasharp.common.records import GenerateRequest, Outcome, SamplingParams
+from megasharp.common.records import Completion, GenerateRequest, Outcome, SamplingParams
 from megasharp.evals.estimators import pass_at_k
 from megasharp.evals.result import EvalResult, EvalSetting, summarize
 from megasharp.evals.samples import ProblemCounts, ProblemResult, Sample, TokenFigures
 from megasharp.evals.suites import Suite
-from megasharp.rollout.step_request import Engine, MemoryUse, judged, response_seed
+from megasharp.rollout.step_request import Engine, MemoryUse, judged, response_seed, streamed
 from megasharp.tasks.judge import DirectJudge, Item, Judge
 from megasharp.tasks.stream import prompt_of
 from megasharp.tasks.table import make_verifiers
@@ -77,6 +77,10 @@ class Progress:
     def samples(self) -> int:
         """The number of samples stored."""
         return sum(pq.read_metadata(path).num_rows for path in self._folder.glob("*.parquet"))
+
+    def holds(self, name: str) -> bool:
+        """Return whether a chunk is stored."""
+        return self._path(name).exists()
 
     def read(self, name: str) -> tuple[list[Sample], float] | None:
         """Read the samples of a chunk, and the seconds they took; None where it is not there.
@@ -189,6 +193,16 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Samples that are judged and stored together; `greedily` ones are one of each problem."""
+
+    name: str
+    parts: Sequence[_Part]
+    sampling: SamplingParams
+    greedily: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Source:
     """Samples of a suite's problems, in chunks of bounded size: asked of the engine, then judged together."""
 
@@ -201,32 +215,46 @@ class _Source:
     chunk_samples: int
     progress: Progress | None
 
-    def chunks(self, kind: str, n: int, sampling: SamplingParams) -> Iterator[tuple[list[Sample], float]]:
-        """Yield chunks of samples, `n` of each problem in all, with the seconds each took, maybe in an earlier attempt.
+    def planned(self, n: int, sampling: SamplingParams, greedy: bool) -> list[_Chunk]:
+        """Return the chunks in order: with `greedy` those of one greedy sample each, then those of `n` samples each."""
+        greedily = replace(sampling, temperature=0.0, top_p=1.0, record_top=None)
+        passes = [("greedy", 1, greedily)] if greedy else []
+        return [
+            _Chunk(f"{kind}_{number:06d}", parts, asked, asked is greedily)
+            for kind, count, asked in (*passes, ("samples", n, sampling))
+            for number, parts in enumerate(_chunks(len(self.prompts), count, self.chunk_samples))
+        ]
 
-        `kind` begins the names that chunks are stored under.
-        """
-        for number, parts in enumerate(_chunks(len(self.prompts), n, self.chunk_samples)):
-            name = f"{kind}_{number:06d}"
-            stored = self.progress.read(name) if self.progress else None
-            if stored is not None:
-                yield stored
-                continue
-            start = time.perf_counter()
-            samples = self._sample(parts, sampling)
-            seconds = time.perf_counter() - start
-            if self.progress:
-                self.progress.write(name, samples, seconds)
-            yield samples, seconds
-
-    def _sample(self, parts: Sequence[_Part], sampling: SamplingParams) -> list[Sample]:
+    def requests(self, chunk: _Chunk) -> list[GenerateRequest]:
+        """Make the requests of a chunk, one a part."""
         requests = []
-        for part in parts:
+        for part in chunk.parts:
             problem = self.suite.items[part.problem].id
             seeds = tuple(sample_seed(self.seed, problem, index) for index in part.samples)
             requests.append(GenerateRequest(self.prompts[part.problem], seeds))
-        sampled = self.engine.generate(requests, sampling)
-        problems = [part.problem for part, some in zip(parts, sampled, strict=True) for _ in some]
+        return requests
+
+    def taken(
+        self, chunks: Sequence[_Chunk], answers: Iterator[list[list[Completion]]]
+    ) -> Iterator[tuple[_Chunk, list[Sample], float]]:
+        """Yield each chunk's samples, and the seconds from the chunk before to its own end, maybe in another attempt.
+
+        What is stored is read; the others take one of `answers` each.
+        """
+        for chunk in chunks:
+            stored = self.progress.read(chunk.name) if self.progress else None
+            if stored is not None:
+                yield chunk, *stored
+                continue
+            start = time.perf_counter()
+            samples = self._judged(chunk, next(answers))
+            seconds = time.perf_counter() - start
+            if self.progress:
+                self.progress.write(chunk.name, samples, seconds)
+            yield chunk, samples, seconds
+
+    def _judged(self, chunk: _Chunk, sampled: Sequence[Sequence[Completion]]) -> list[Sample]:
+        problems = [part.problem for part, some in zip(chunk.parts, sampled, strict=True) for _ in some]
         completions = [completion for some in sampled for completion in some]
         texts = [self.tokenizer.decode(completion.tokens.tolist()) for completion in completions]
         answers = [self.suite.items[problem].answer for problem in problems]
@@ -276,10 +304,11 @@ def evaluate(
     """Sample every problem of `suite` `n` times at `temperature` and `top_p`, and once greedily if `greedy`.
 
     `max_tokens` bounds a response, `label` and `step` name the model in the result; without a `judge` this process
-    judges. At most `chunk_samples` samples are in memory at once (by default `chunk_size`). A verifier that raises
-    counts as the outcome ERROR; an INFRA outcome is not counted as a sample, and a problem left with fewer than max(ks)
-    samples is left out (and counted in `left_out`). With `memory`, its logits are subtracted as in training rollouts
-    (DLC), and the result is named after the suite and `WITH_MEMORY`, so that it has metrics of its own. With
+    judges. At most `chunk_samples` samples (by default `chunk_size`) are in flight at once, and twice as many in
+    memory: an engine that can begins the next chunk before the last one's slowest response has come. A verifier that
+    raises counts as the outcome ERROR; an INFRA outcome is not counted as a sample, and a problem left with fewer than
+    max(ks) samples is left out (and counted in `left_out`). With `memory`, its logits are subtracted as in training
+    rollouts (DLC), and the result is named after the suite and `WITH_MEMORY`, so that it has metrics of its own. With
     `progress`, chunks that are stored there are not sampled again, and new ones are stored; it must have been opened
     for this very evaluation, which `identity` describes in the result.
 
@@ -313,22 +342,24 @@ def _counted(source: _Source, n: int, sampling: SamplingParams, greedy: bool) ->
     """A row per problem, and the seconds that sampling and judging took. A problem is counted up, then forgotten."""
     seconds = 0.0
     favourites: dict[int, Outcome] = {}
-    if greedy:
-        greedily = replace(sampling, temperature=0.0, top_p=1.0, record_top=None)
-        for chunk, took in source.chunks("greedy", 1, greedily):
-            favourites |= {sample.problem: sample.outcome for sample in chunk}
-            seconds += took
     rows: list[ProblemResult] = []
     counts = ProblemCounts()
-    for chunk, took in source.chunks("samples", n, sampling):
-        seconds += took
-        for sample in chunk:
-            assert sample.problem == len(rows), "chunks go through the problems in order"
-            counts.add(sample)
-            if counts.drawn == n:
-                item = source.suite.items[sample.problem]
-                rows.append(counts.row(item.id, item.answer, favourites.get(sample.problem)))
-                counts = ProblemCounts()
+    chunks = source.planned(n, sampling, greedy)
+    missing = [chunk for chunk in chunks if source.progress is None or not source.progress.holds(chunk.name)]
+    batches = ((source.requests(chunk), chunk.sampling) for chunk in missing)
+    with streamed(source.engine, batches, source.chunk_samples) as answers:
+        for chunk, samples, took in source.taken(chunks, answers):
+            seconds += took
+            if chunk.greedily:
+                favourites |= {sample.problem: sample.outcome for sample in samples}
+                continue
+            for sample in samples:
+                assert sample.problem == len(rows), "chunks go through the problems in order"
+                counts.add(sample)
+                if counts.drawn == n:
+                    item = source.suite.items[sample.problem]
+                    rows.append(counts.row(item.id, item.answer, favourites.get(sample.problem)))
+                    counts = ProblemCounts()
     return rows, seconds
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import (
@@ -28,6 +29,7 @@ from megasharp.common.records import (
     SamplingParams,
     Verdict,
 )
+from megasharp.rollout.streaming import Batch
 from megasharp.rollout.tally import SURPLUS, Tally
 from megasharp.tasks.judge import Item, Judge
 
@@ -75,6 +77,27 @@ class AsyncEngine(Engine, Protocol):
     def abort(self, futures: Sequence[Future[list[Completion]]]) -> None:
         """End these requests and wait until they are done: unfinished completions keep their tokens, and say ABORT."""
         ...
+
+
+@runtime_checkable
+class StreamingEngine(Protocol):
+    """An engine that begins a batch before the one before it is whole."""
+
+    def stream(
+        self, batches: Iterable[Batch], at_once: float
+    ) -> AbstractContextManager[Iterator[list[list[Completion]]]]:
+        """Sample batches in order, as `generate` does each, with at most `at_once` samples in flight."""
+        ...
+
+
+@contextmanager
+def streamed(engine: Engine, batches: Iterable[Batch], at_once: int) -> Iterator[Iterator[list[list[Completion]]]]:
+    """Sample batches in order: without a gap between two, where the engine can do that."""
+    if isinstance(engine, StreamingEngine):
+        with engine.stream(batches, at_once) as answers:
+            yield answers
+    else:
+        yield (engine.generate(requests, sampling) for requests, sampling in batches)
 
 
 class PromptSource(Protocol):

@@ -7,16 +7,16 @@ learner and take it back; `LocalStarter` starts single engines of this machine w
 from __future__ import annotations
 
 import atexit
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from megasharp.common.errors import EnginesLost, NotSampled, RunFailed, UserError
 from megasharp.common.records import Completion, GenerateRequest, SamplingParams
-from megasharp.common.signals import SaveAsked, held
 from megasharp.rollout.sglang.client.admission import limits_of
 from megasharp.rollout.sglang.client.api import EngineApi, EngineFailed, Refused
 from megasharp.rollout.sglang.client.health import Answered, Lost
@@ -38,6 +38,7 @@ from megasharp.rollout.sglang.client.launch import (
 )
 from megasharp.rollout.sglang.client.members import Member, Members, Restarts, Starter, WatchSettings
 from megasharp.rollout.sglang.client.router import Router, RouterSettings
+from megasharp.rollout.streaming import Batch, Sampled, Stream
 
 
 class Sleeper:
@@ -162,10 +163,6 @@ class FleetOptions:
     router: RouterSettings = field(default_factory=RouterSettings)
     room: int = 0
     external: int = 0
-
-
-# How often the engines are seen to while their answers are waited for.
-_TEND_S = 1.0
 
 
 def _silent(_: str) -> None:
@@ -302,29 +299,28 @@ class Fleet:
         when a token is outside the vocabulary, or when a memory network is asked for and the engines have none.
         """
         self._check(requests, sampling)
+        with self.stream([(requests, sampling)], math.inf) as answers:
+            return next(answers)
+
+    @contextmanager
+    def stream(self, batches: Iterable[Batch], at_once: float) -> Iterator[Iterator[list[list[Completion]]]]:
+        """Sample batches in order, as `generate` does each, the next one before the last is whole.
+
+        At most `at_once` samples are in flight. Leaving the block ends what is.
+        """
+        with Stream(self, batches, at_once, self.tend) as stream:
+            yield (self._completions(batch, sampled) for batch, sampled in stream)
+
+    def _completions(self, batch: Batch, sampled: Sequence[Sampled]) -> list[list[Completion]]:
+        requests, sampling = batch
         sent = [request for request in requests if self._obstacle(request) is None]
-        futures: list[Future[list[Completion]]] = []
-        try:
-            with held():
-                futures.extend(self.submit(request, sampling) for request in requests)
-            while wait(futures, timeout=_TEND_S).not_done:
-                with held():
-                    self.tend()
-            outcomes = [_outcome(future) for future in futures]
-        except SaveAsked:
-            # The run goes on for a while, and engines that share the learners' devices must be idle then.
-            self._router.abort(futures)
-            raise
-        except BaseException:
-            self._router.drop(futures)
-            raise
-        refused = [outcome for outcome in outcomes if isinstance(outcome, NotSampled)]
+        refused = [one for one in sampled if isinstance(one, NotSampled)]
         # One prompt may be at fault; where every one is turned down, something else is.
         if refused and len(refused) == len(sent):
             raise UserError(f"the engines sampled none of {len(refused)} prompts; the first: {refused[0]}")
         return [
-            _unsampled(request, sampling, str(outcome)) if isinstance(outcome, NotSampled) else outcome
-            for request, outcome in zip(requests, outcomes, strict=True)
+            _unsampled(request, sampling, str(one)) if isinstance(one, NotSampled) else one
+            for request, one in zip(requests, sampled, strict=True)
         ]
 
     @property
@@ -357,6 +353,10 @@ class Fleet:
     def abort(self, futures: Sequence[Future[list[Completion]]]) -> None:
         """End these requests and wait until they are done: unfinished completions keep their tokens, and say ABORT."""
         self._router.abort(futures)
+
+    def drop(self, futures: Sequence[Future[list[Completion]]]) -> None:
+        """Send none of these requests that has not gone out yet; nobody waits for any."""
+        self._router.drop(futures)
 
     @contextmanager
     def updating(self, version: int, *, whole: bool = True) -> Iterator[None]:
@@ -448,10 +448,3 @@ def start_fleet(
 
 def _unsampled(request: GenerateRequest, sampling: SamplingParams, cause: str) -> list[Completion]:
     return [Completion.unsampled(seed, sampling, cause) for seed in request.seeds]
-
-
-def _outcome(future: Future[list[Completion]]) -> list[Completion] | NotSampled:
-    try:
-        return future.result()
-    except NotSampled as error:
-        return error
