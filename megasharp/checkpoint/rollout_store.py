@@ -33,6 +33,7 @@ _SCHEMA = pa.schema(
         ("open", pa.bool_()),
         ("max_tokens", pa.int64()),
         ("with_memory", pa.bool_()),
+        ("begun_limit", pa.int64()),
         ("tokens", pa.list_(pa.int32())),
         ("sampler_logp", _LOGP),
         ("policy_logp", _LOGP),
@@ -81,13 +82,13 @@ def read_unfinished(folder: Path) -> tuple[Unfinished, ...]:
     rows = pq.read_table(path, schema=_SCHEMA).to_pylist()
     for place, group in groupby(rows, lambda row: (row["epoch"], row["position"])):
         own = list(group)
-        limit, memory = own[0]["max_tokens"], own[0]["with_memory"]
+        limit, memory, begun = own[0]["max_tokens"], own[0]["with_memory"], own[0]["begun_limit"]
         prompts.append(
             Unfinished(
                 *place,
                 responses=tuple(None if row["tokens"] is None else _completion(row) for row in own),
                 open=tuple(index for index, row in enumerate(own) if row["open"]),
-                sampled_with=SampledWith(limit, bool(memory)) if isinstance(limit, int) else None,
+                sampled_with=SampledWith(limit, bool(memory), begun) if isinstance(limit, int) else None,
             )
         )
     return tuple(prompts)
@@ -134,6 +135,7 @@ def _rows(prompt: Unfinished) -> Iterator[dict[str, _Cell]]:
             "open": index in prompt.open,
             "max_tokens": None if used is None else used.max_tokens,
             "with_memory": None if used is None else used.memory,
+            "begun_limit": None if used is None else used.begun,
         }
         if response is not None:
             spans = [{"version": span.version, "start": span.start, "end": span.end} for span in response.version_spans]

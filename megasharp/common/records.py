@@ -194,6 +194,9 @@ class Response:
 class Group:
     """All responses to one prompt. `dropped_reason` is set when selection refused the group.
 
+    `begun_limit` is the limit of response tokens under which the prompt was begun, where a later one applied at its
+    end; else None.
+
     Example: `Group("step7-3", prompt, (r0, ..., r7), policy_version=7)`.
     """
 
@@ -202,6 +205,7 @@ class Group:
     responses: tuple[Response, ...]
     policy_version: int
     dropped_reason: str | None = None
+    begun_limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

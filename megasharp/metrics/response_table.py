@@ -83,6 +83,7 @@ SCHEMA = pa.schema(
         ("mean_memory_logp", pa.float64()),
         ("mean_entropy", pa.float64()),
         ("dropped_reason", pa.string()),
+        ("begun_limit", pa.int64()),
     ],
     metadata=_METADATA,
 )
@@ -296,6 +297,7 @@ def _rows(
                 "versions": _versions(completion, memory_ahead),
                 "mean_entropy": mean_entropy.get((group.id, index)),
                 "dropped_reason": group.dropped_reason,
+                "begun_limit": group.begun_limit,
             }
 
 

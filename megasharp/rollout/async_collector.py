@@ -1,13 +1,18 @@
 """Asynchronous collection: groups as they become complete, from an engine that samples many prompts at once.
 
 A step runs `wanted` prompts, more with oversampling. As soon as a prompt's responses are all there they are verified
-and selected; a group that selection drops is replaced at once. When enough groups are kept, what is still being sampled
-are stragglers: their prompts are the first of the next step, so none is lost and none trains twice.
+and selected; a group that selection drops is replaced at once. When enough groups are kept, the step ends, and what is
+still being sampled are stragglers: their prompts are the first of the next step, so none is lost and none trains twice.
 
-`rollout.stragglers` says what happens to them: `abort` ends them, so nothing is in flight between two steps; `keep`
+`rollout.stragglers` says what happens to them: `abort` pauses them, so nothing is in flight between two steps; `keep`
 lets them go on while the policy learns, and starts the next step's prompts besides. With `rollout.max_staleness` 0 a
-straggler's tokens are thrown away, because the next step's policy is another one. Otherwise its responses are continued
-by the next weights, and a prompt whose oldest token is older than `max_staleness` versions is sampled again.
+straggler's tokens are thrown away, because the next step's policy is another one. Otherwise its responses are partial
+rollouts, which the next weights continue.
+
+Nothing is thrown away as stale. A prompt that has begun is due by a last step: the version of its oldest token, and
+`max_staleness` more. Of what has begun, no more is ever due by a step than the steps until then can take. Three rules
+keep this so. No more prompts begin than fit. A step does not end before what is due in it is there. And a complete
+prompt waits where it would take the place of one that is due before it.
 
 Which groups a step gets is determined by the order of the prompts as long as nothing is oversampled: it ends with the
 first prompt that makes `wanted` kept ones, whatever finished first.
@@ -20,12 +25,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from megasharp.common.errors import EnginesLost, NotSampled, UserError
-from megasharp.common.records import Group, SamplingParams
+from megasharp.common.records import Completion, Group, SamplingParams
 from megasharp.common.signals import SaveAsked, check_save, interruptible
 from megasharp.config.rollout import RolloutConfig
 from megasharp.rollout.in_flight import PromptWork, Unfinished, staleness
@@ -41,6 +46,14 @@ from megasharp.rollout.tally import Tally
 
 _LOOK_S = 1.0
 
+# Returns when one of the futures is done, or after about a second.
+Wait = Callable[[Sequence[Future[list[Completion]]]], None]
+
+
+def _wait(running: Sequence[Future[list[Completion]]]) -> None:
+    with interruptible():
+        wait(running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+
 
 @dataclass(slots=True)
 class Counts:
@@ -49,6 +62,7 @@ class Counts:
     aborted: int = 0
     continued: int = 0
     stale_dropped: int = 0
+    overdue: int = 0
     retried: int = 0
     unsampled: int = 0
     tally: Tally = field(default_factory=Tally)
@@ -59,6 +73,7 @@ class Counts:
             "rollout/aborted": float(self.aborted),
             "rollout/continued": float(self.continued),
             "rollout/stale_dropped": float(self.stale_dropped),
+            "rollout/overdue": float(self.overdue),
             "rollout/retried": float(self.retried),
             "rollout/unsampled": float(self.unsampled),
         }
@@ -72,7 +87,7 @@ class AsyncRollouts:
     """Collects groups step by step; what one step leaves unfinished is where the next one starts.
 
     Of `config`, `oversample`, `max_staleness` and `stragglers` say how far collection may run ahead of the weights.
-    `meanwhile` is called about every second while engines are waited for.
+    `meanwhile` is called about every second while engines are waited for, which `waiting` does.
     """
 
     def __init__(
@@ -81,10 +96,12 @@ class AsyncRollouts:
         maker: GroupMaker,
         config: RolloutConfig,
         meanwhile: Callable[[], None] = _nothing,
+        waiting: Wait = _wait,
     ) -> None:
         assert config.stragglers == "abort" or config.max_staleness > 0, "what is kept is sampled by earlier weights"
         self._engine = engine
         self._meanwhile = meanwhile
+        self._waiting = waiting
         self._maker = maker
         self._config = config
         # Prompts taken from the source that are in no step's groups yet, in the order in which they were taken.
@@ -119,11 +136,7 @@ class AsyncRollouts:
         self._engine.take_retried()
         sampling = self._maker.sampling_for(order)
         self._put_right(sampling, counts)
-
-        def take() -> PromptWork:
-            return self._backlog.pop(0) if self._backlog else self._new(source)
-
-        step = _Step(self._engine, self._maker, self._config, order, sampling, take, counts, self._meanwhile)
+        step = _Step(self, order, sampling, lambda: self._new(source), counts)
         try:
             groups = step.run()
         except SaveAsked:
@@ -148,15 +161,19 @@ class AsyncRollouts:
         return PromptWork(prompt, self._maker.request(prompt))
 
     def _put_right(self, sampling: SamplingParams, counts: Counts) -> None:
-        """Throw away what the present policy may not train on, or what cannot be continued."""
-        oldest_allowed = self._engine.version - self._config.max_staleness
-        unfit = [work for work in self._backlog if not work.fits(sampling) or _older(work, oldest_allowed)]
-        _abort(self._engine, unfit, counts.tally)
-        for work in unfit:
+        """Put what has begun under this step's parameters; throw away what an on-policy step may not train on."""
+        changed = [work for work in self._backlog if not work.fits(sampling)]
+        stale = [
+            work for work in self._backlog if self._config.max_staleness == 0 and _older(work, self._engine.version)
+        ]
+        _abort(self._engine, [*changed, *(work for work in stale if work.fits(sampling))], counts.tally)
+        for work in stale:
             # A request in flight may have begun to be sampled later than it was sent.
-            if work.begun and (not work.fits(sampling) or _older(work, oldest_allowed)):
+            if work.begun and _older(work, self._engine.version):
                 work.discard(counts.tally)
                 counts.stale_dropped += 1
+        for work in changed:
+            work.go_on_with(sampling)
 
     def _halt(self, works: list[PromptWork], counts: Counts) -> list[PromptWork]:
         counts.aborted += sum(work.begun for work in works)
@@ -167,39 +184,40 @@ class AsyncRollouts:
         return works
 
     def _run_ahead(self, source: PromptSource, wanted: int, sampling: SamplingParams, tally: Tally) -> None:
-        """Keep the engines busy while the policy learns: one step's prompts in flight, no more."""
-        while len(self._backlog) < prompts_at_once(wanted, self._config.oversample):
+        """Keep the engines busy while the policy learns: a step's prompts in flight, and no more than will train."""
+        most = min(prompts_at_once(wanted, self._config.oversample), wanted * self._config.max_staleness)
+        while len(self._backlog) < most:
             self._backlog.append(self._new(source))
+        begun = sum(work.begun for work in self._backlog)
         for work in self._backlog:
-            if work.future is None and not work.complete:
+            if work.future is None and not work.complete and (work.begun or begun < most):
+                begun += not work.begun
                 work.begin(self._engine, sampling, tally)
 
 
 class _Step:
-    """One step's collection. Works are numbered as they start; `take` gives the next."""
+    """One step's collection, from the backlog of `rollouts` and then from `new`. Works are numbered as they start."""
 
     def __init__(
         self,
-        engine: AsyncEngine,
-        maker: GroupMaker,
-        config: RolloutConfig,
+        rollouts: AsyncRollouts,
         order: StepRequest,
         sampling: SamplingParams,
-        take: Callable[[], PromptWork],
+        new: Callable[[], PromptWork],
         counts: Counts,
-        meanwhile: Callable[[], None],
     ) -> None:
         self.reward_seconds = 0.0
-        self._meanwhile = meanwhile
-        self._engine = engine
-        self._maker = maker
-        self._config = config
+        self._rollouts = rollouts
+        self._engine, self._maker, self._backlog = rollouts._engine, rollouts._maker, rollouts._backlog
+        self._staleness = rollouts._config.max_staleness
         self._order = order
         self._sampling = sampling
-        self._take = take
+        self._new = new
         self._counts = counts
-        self._version = engine.version
-        self._at_once = prompts_at_once(order.wanted, config.oversample)
+        self._version = self._engine.version
+        at_once = prompts_at_once(order.wanted, rollouts._config.oversample)
+        # Without staleness what does not fit into this step is thrown away at its end.
+        self._at_once = min(at_once, order.wanted * (1 + self._staleness)) if self._staleness else at_once
         self._most = self._at_once + most_refills(order.wanted, order.refill_rounds)
         self._open: dict[int, PromptWork] = {}
         self._done: dict[int, PromptWork] = {}
@@ -210,12 +228,16 @@ class _Step:
 
     def run(self) -> list[Group]:
         """Return the groups in the order of their prompts. `SaveAsked` is raised only here, between two of them."""
+        self._go_on()
         self._start()
         while self._open and self._kept < self._order.wanted:
-            for number in self._arrived():
-                # Those that arrived together with the last kept group stay open, and come first in the next step.
-                if self._kept < self._order.wanted:
-                    self._finish(number)
+            # Those that arrived together with the last kept group stay open, and come first in the next step.
+            advanced = [self._advance(number) for number in self._ready()]
+            if not any(advanced):
+                running = [work.future for work in self._open.values() if work.future is not None]
+                assert running, "the complete prompt that is due first has a place"
+                self._rollouts._waiting(running)
+                self._rollouts._meanwhile()
             self._start()
         check_save()
         if self._groups and len(self._refused) == len(self._groups):
@@ -231,46 +253,74 @@ class _Step:
         works = self._open | self._done
         return [works[number] for number in sorted(works)]
 
+    def _go_on(self) -> None:
+        """Take the next of the backlog, and all that has begun, even where it is more than runs at once by now."""
+        must = [work for work in self._backlog if work.begun] if self._staleness else []
+        room = self._at_once - len(must)
+        for work in self._backlog[:]:
+            if work in must:
+                self._take(work)
+            elif room > 0:
+                room -= 1
+                self._take(work)
+
     def _start(self) -> None:
         """Start as many prompts as may still be needed, and no more than that."""
         if self._kept >= self._order.wanted:
             return
         while self._kept + len(self._open) < self._at_once and self._started < self._most:
-            work = self._take()
-            self._counts.continued += work.begun
-            self._open[self._started] = work
-            self._started += 1
-            if work.future is None and not work.complete:
-                work.begin(self._engine, self._sampling, self._counts.tally)
+            self._take(self._backlog[0] if self._backlog else self._new())
 
-    def _arrived(self) -> list[int]:
-        """Numbers of the works that can be finished now, at least one, in order."""
-        while not (ready := self._ready()):
-            with interruptible():
-                running = [work.future for work in self._open.values() if work.future is not None]
-                wait(running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
-            self._meanwhile()
-        return sorted(ready)
+    def _take(self, work: PromptWork) -> None:
+        if work in self._backlog:
+            self._backlog.remove(work)
+        self._counts.continued += work.begun
+        self._open[self._started] = work
+        self._started += 1
+        if work.future is None and not work.complete:
+            work.begin(self._engine, self._sampling, self._counts.tally)
 
     def _ready(self) -> list[int]:
-        return [number for number, work in self._open.items() if work.future is None or work.future.done()]
+        """Numbers of the works that are answered, those that are due first at the front."""
+        ready = [number for number, work in self._open.items() if work.future is None or work.future.done()]
+        return sorted(ready, key=lambda number: (self._due(self._open[number]), number))
 
-    def _finish(self, number: int) -> None:
-        """Make a group of a work that was answered; where the answer cannot be used, ask again."""
+    def _advance(self, number: int) -> bool:
+        """Take a work's answer, asking again where it cannot be used, and make a group of it; False: neither."""
         work = self._open[number]
-        if work.future is not None and not self._settled(work):
+        if self._kept >= self._order.wanted:
+            return False
+        answered = work.future is not None
+        if answered and not self._settled(work):
             work.begin(self._engine, self._sampling, self._counts.tally)
-            return
-        if _older(work, self._version - self._config.max_staleness):
-            assert self._config.max_staleness > 0, "an on-policy step got tokens of an earlier version"
-            work.discard(self._counts.tally)
-            self._counts.stale_dropped += 1
-            work.begin(self._engine, self._sampling, self._counts.tally)
-            return
+            return True
+        if not self._has_place(work):
+            return answered
+        assert self._staleness or not _older(work, self._version), "an on-policy step got tokens of an earlier version"
         self._done[number] = self._open.pop(number)
         group = self._group(number, work)
         self._groups[number] = group
-        self._kept += group.dropped_reason is None
+        if group.dropped_reason is None:
+            self._kept += 1
+            self._counts.overdue += _older(work, self._version - self._staleness)
+        return True
+
+    def _due(self, work: PromptWork) -> int:
+        """The last version that may train on it, this step's where that has passed or where nothing may wait."""
+        oldest = self._version if work.oldest is None else work.oldest
+        return max(oldest, self._version - self._staleness) + self._staleness
+
+    def _has_place(self, work: PromptWork) -> bool:
+        """Return True where all others that are due before this one still fit if it takes one of the step's places."""
+        due = self._due(work)
+        if due == self._version:
+            return True
+        others = [self._due(other) for other in self._open.values() if other is not work]
+        left = self._order.wanted - self._kept - 1
+        return all(
+            sum(other <= version for other in others) <= left + self._order.wanted * (version - self._version)
+            for version in range(self._version, due)
+        )
 
     def _settled(self, work: PromptWork) -> bool:
         try:
@@ -286,7 +336,11 @@ class _Step:
         began = time.perf_counter()
         self._counts.unsampled += not any(completion.tokens.numel() for completion in work.completions)
         name = f"step{self._order.step}-{number}"
-        (group,) = self._order.select(self._maker.groups([name], [work.prompt], [work.completions], self._version))
+        (group,) = self._maker.groups([name], [work.prompt], [work.completions], self._version)
+        limit = work.begun_limit
+        (group,) = self._order.select(
+            [replace(group, begun_limit=None if limit == self._sampling.max_tokens else limit)]
+        )
         self.reward_seconds += time.perf_counter() - began
         return group
 

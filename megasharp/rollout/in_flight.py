@@ -33,18 +33,25 @@ from megasharp.rollout.tally import Tally
 
 @dataclass(frozen=True, slots=True)
 class SampledWith:
-    """Conditions that all parts of one response share: its limit, and whether the memory network was read.
+    """Conditions of the parts sampled last: the limit of tokens, and whether the memory network was read.
 
-    What ended at another limit would not have ended here, and log-probs of the memory are there for all tokens or none.
+    `begun` is the limit under which the prompt's first token was sampled, where a later stage of `data.stages` has
+    another one; else None.
     """
 
     max_tokens: int
     memory: bool
+    begun: int | None = None
 
     @classmethod
-    def of(cls, sampling: SamplingParams) -> SampledWith:
-        """Of a request's parameters."""
-        return cls(sampling.max_tokens, sampling.memory_mu is not None)
+    def of(cls, sampling: SamplingParams, earlier: SampledWith | None = None) -> SampledWith:
+        """Of a request's parameters, which may go on with what was sampled by `earlier` ones."""
+        begun = None if earlier is None else earlier.begun or earlier.max_tokens
+        return cls(sampling.max_tokens, sampling.memory_mu is not None, begun if begun != sampling.max_tokens else None)
+
+    def fits(self, sampling: SamplingParams) -> bool:
+        """Return True where these parameters ask for the same."""
+        return (self.max_tokens, self.memory) == (sampling.max_tokens, sampling.memory_mu is not None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,14 +93,13 @@ class Unfinished:
 def join(earlier: Completion, later: Completion) -> Completion:
     """Join two parts of a response along their tokens; it ended as `later` ended.
 
-    Version spans of `later` count from its own first token; adjacent spans of one version become one. Either both parts
-    were sampled with a memory network, or none. A field that one part lacks is None.
+    Version spans of `later` count from its own first token; adjacent spans of one version become one. A field that one
+    part lacks is None: so are the memory network's where it read one part alone.
     """
     if not earlier.tokens.numel():
         return later
     if not later.tokens.numel():
         return replace(earlier, finish_reason=later.finish_reason, cause=later.cause)
-    assert (earlier.memory_logp is None) == (later.memory_logp is None)
     offset = earlier.tokens.numel()
     moved = (VersionSpan(span.version, span.start + offset, span.end + offset) for span in later.version_spans)
     spans: list[VersionSpan] = []
@@ -203,9 +209,39 @@ class PromptWork:
             return found
         return self._begun_by if found is None else min(found, self._begun_by)
 
+    @property
+    def begun_limit(self) -> int | None:
+        """The limit of tokens under which it was begun; None before."""
+        used = self._sampled_with
+        return None if used is None else used.begun or used.max_tokens
+
     def fits(self, sampling: SamplingParams) -> bool:
-        """Return True where what was sampled can be continued with these parameters."""
-        return self._sampled_with in (None, SampledWith.of(sampling))
+        """Return True where what is sampled, or in flight, needs no change to go on with these parameters."""
+        return self._sampled_with is None or self._sampled_with.fits(sampling)
+
+    def go_on_with(self, sampling: SamplingParams) -> None:
+        """Put responses of an unfinished prompt, none in flight, under another step's limit of tokens.
+
+        Under a longer one a response that the limit before had cut goes on, so that a group's responses can be
+        compared. Under a shorter one a response that is already so long ends where it is.
+        """
+        assert self.future is None
+        used = self._sampled_with
+        if used is None or not self._open or used.fits(sampling):
+            return
+        limit, still_open = sampling.max_tokens, []
+        for index, response in enumerate(self._completions):
+            length = 0 if response is None else response.tokens.numel()
+            cut = response is not None and response.finish_reason is FinishReason.LENGTH and index not in self._open
+            if response is not None and index in self._open and length >= limit:
+                self._completions[index] = replace(response, finish_reason=FinishReason.LENGTH)
+            elif response is not None and cut and used.max_tokens <= length < limit:
+                self._completions[index] = replace(response, finish_reason=FinishReason.ABORT)
+                still_open.append(index)
+            elif index in self._open:
+                still_open.append(index)
+        self._open = still_open
+        self._sampled_with = SampledWith.of(sampling, used if self.begun else None)
 
     def record(self) -> Unfinished:
         """Return what is there now: an answer that has arrived counts, a request that is still in flight does not."""
@@ -224,7 +260,7 @@ class PromptWork:
             tally.asked(self._request.seeds)
             self._asked = True
         self._sampling = sampling
-        self._sampled_with = SampledWith.of(sampling)
+        self._sampled_with = SampledWith.of(sampling, self._sampled_with if self.begun else None)
         self._begun_by = engine.version
         parts = [self._completions[index] for index in self._open]
         begun = tuple(() if part is None else tuple(part.tokens.tolist()) for part in parts)

@@ -259,26 +259,6 @@ def test_partial_responses_are_continued_by_the_next_weights() -> None:
     assert second.metrics["rollout/staleness_mean"] == sum(v.count(0) for v in spans) / total
 
 
-def test_a_prompt_whose_oldest_token_is_too_old_is_sampled_anew() -> None:
-    engine, source = StandInEngine(lambda n: 0.02 if n == 0 else QUICK), Prompts()
-    collector = rollouts(engine, oversample=0.5, max_staleness=1)
-    dropped = 0.0
-    for step in range(1, 4):
-        engine.version = step
-        found = collector.collect(source, order(step, wanted=2))
-        dropped += found.metrics["rollout/stale_dropped"]
-        if 0 in numbers(found):
-            break
-        assert pending(collector)[0] == 0
-    assert dropped >= 1 or 0 in numbers(found)
-    engine.version = 9
-    engine._delay = lambda _: QUICK
-    late = collector.collect(source, order(9, wanted=3))
-    for group in late.groups:
-        check_whole(group, oldest=9)
-    assert late.metrics["rollout/staleness_max"] == 0
-
-
 def test_kept_stragglers_and_the_next_steps_prompts_run_while_the_policy_learns() -> None:
     collected = threading.Event()
 
@@ -290,18 +270,20 @@ def test_kept_stragglers_and_the_next_steps_prompts_run_while_the_policy_learns(
     collector = rollouts(engine, oversample=0.5, max_staleness=1, stragglers="keep")
     first = collector.collect(source, order(1))
     collected.set()
+    ahead = pending(collector)
     assert 0 not in numbers(first)
-    assert len(pending(collector)) == 6 and pending(collector)[0] == 0
-    assert len(engine.asked) == source.taken == 4 + 6
+    # No more than the one step can train that they may wait for.
+    assert len(pending(collector)) == 4 and pending(collector)[0] == 0
+    assert len(engine.asked) == source.taken == 4 + 4
     assert first.metrics["rollout/aborted"] == 0
     wait_until(lambda: engine.running == set())
     engine.version = 1
     asked = len(engine.asked)
     second = collector.collect(source, order(2, last=True))
-    assert engine.asked[asked:] == [], "everything was sampled ahead"
-    assert len(numbers(second)) == 4 and numbers(second)[0] == 0
+    assert len(engine.asked[asked:]) == 2, "all but the two more that oversampling adds was sampled ahead"
+    assert set(numbers(second)) == set(ahead)
     assert second.metrics["rollout/staleness_mean"] == 1.0
-    assert second.metrics["rollout/continued"] == 6
+    assert second.metrics["rollout/continued"] == 4
     assert engine.running == set()
 
 
@@ -318,43 +300,6 @@ def test_what_is_to_be_done_meanwhile_is_done_while_engines_are_waited_for(monke
     collector = AsyncRollouts(engine, maker, RolloutConfig(), lambda: running.append(len(engine.running)))
     assert numbers(collector.collect(Prompts(), order())) == [0, 1, 2, 3]
     assert running.count(4) > 1
-
-
-def test_sampled_ahead_but_too_old_after_all() -> None:
-    engine, source = StandInEngine(lambda _: QUICK), Prompts()
-    collector = rollouts(engine, max_staleness=1, stragglers="keep")
-    collector.collect(source, order(1))
-    wait_until(lambda: engine.running == set())
-    engine.version = 2
-    found = collector.collect(source, order(2, last=True))
-    assert found.metrics["rollout/stale_dropped"] == 4
-    assert found.metrics["rollout/staleness_max"] == 0
-    assert numbers(found) == [4, 5, 6, 7]
-
-
-def test_partial_responses_of_another_sampling_are_sampled_anew() -> None:
-    """Tokens with a memory's log-probs and tokens without make no response."""
-    engine, source = Held({0, 2}), Prompts()
-    collector = rollouts(engine, oversample=0.5, max_staleness=3)
-    collector.collect(source, order(1))
-    engine._delay = lambda _: QUICK
-    found = collector.collect(source, order(2, memory=Mu()))
-    assert found.metrics["rollout/continued"] == 0
-    for group in found.groups:
-        for response in group.responses:
-            assert response.completion.memory_logp is not None
-            assert response.completion.memory_logp.numel() == response.length
-
-
-def test_partial_responses_of_another_limit_are_sampled_anew() -> None:
-    """What ended at the limit of one stage of lengths is no response of the next; the same limit goes on."""
-    for limit, goes_on in ((SAMPLING.max_tokens, True), (SAMPLING.max_tokens + 1, False)):
-        engine, source = Held({0, 2}), Prompts()
-        collector = rollouts(engine, oversample=0.5, max_staleness=3)
-        collector.collect(source, order(1))
-        engine._delay = lambda _: QUICK
-        metrics = collector.collect(source, order(2, max_tokens=limit)).metrics
-        assert (metrics["rollout/continued"] > 0, metrics["rollout/stale_dropped"] == 0) == (goes_on, goes_on)
 
 
 def test_a_prompt_over_which_engines_were_lost_is_asked_for_once_more() -> None:

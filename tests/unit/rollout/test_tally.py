@@ -112,10 +112,12 @@ def test_a_continued_response_is_asked_for_once_and_has_all_its_tokens() -> None
     assert {0, 2} & set(numbers(found)) and found.metrics["rollout/continued"] == 2
 
 
-def test_what_has_become_too_old_is_discarded_when_it_is_thrown_away() -> None:
+def test_what_a_run_that_became_on_policy_may_not_train_on_is_discarded_when_it_is_thrown_away() -> None:
     engine, source = Held({0, 2}), Prompts()
-    collector = rollouts(engine, oversample=0.5, max_staleness=1)
-    collector.collect(source, order(1))
+    before = rollouts(engine, oversample=0.5, max_staleness=1)
+    before.collect(source, order(1))
+    collector = rollouts(engine)
+    collector._backlog = before._backlog
     seeds = [seed for request in engine.asked if request.tokens[0] in (0, 2) for seed in request.seeds]
     engine.version = 2
     engine._delay = lambda _: 0.0

@@ -31,7 +31,6 @@ from tests.unit.rollout.test_async_collector import (
     QUICK,
     SAMPLING,
     Held,
-    Mu,
     Prompts,
     check_whole,
     dropping,
@@ -72,7 +71,7 @@ def test_the_file_gives_back_every_bit(tmp_path: Path) -> None:
     prompts = [
         Unfinished(0, 5, (completion(), None), (1,), SampledWith(12, memory=False)),
         Unfinished(0, 6, (None, None), (0, 1), None),
-        Unfinished(1, 5, (with_memory, with_memory), (), SampledWith(9, memory=True)),
+        Unfinished(1, 5, (with_memory, with_memory), (), SampledWith(9, memory=True, begun=8)),
         Unfinished(1, 0, (replace(empty, sampler_logp=LOGP[:0], policy_logp=LOGP[:0]), None), (0, 1), None),
     ]
     write_unfinished(tmp_path, prompts)
@@ -155,16 +154,12 @@ def test_parts_of_responses_go_on_and_what_was_in_flight_is_asked_for_anew(tmp_p
     assert [request.tokens for request in other.asked] == [(5,)]
 
 
-@pytest.mark.parametrize(
-    ("fields", "version"), [({"memory": Mu()}, 1), ({"max_tokens": SAMPLING.max_tokens + 1}, 1), ({}, 2)]
-)
-def test_what_the_present_policy_may_not_train_on_is_thrown_away_after_a_stop_too(
-    tmp_path: Path, fields: dict[str, object], version: int
-) -> None:
-    second, other, source = resumed_with_all_sampled_ahead(tmp_path, version=version)
-    found = second.collect(source, order(2, last=True, **fields))
-    assert found.metrics["rollout/stale_dropped"] == 4 and len(other.asked) == 4
-    assert found.metrics["rollout/staleness_max"] == 0
+def test_what_another_release_would_have_thrown_away_trains_after_a_stop(tmp_path: Path) -> None:
+    """A step later than its settings allow: nothing is sampled again, and the row counts it."""
+    second, other, source = resumed_with_all_sampled_ahead(tmp_path, version=2)
+    found = second.collect(source, order(2, last=True))
+    assert numbers(found) == [4, 5, 6, 7] and other.asked == []
+    assert (found.metrics["rollout/stale_dropped"], found.metrics["rollout/overdue"]) == (0, 4)
 
 
 @pytest.mark.parametrize("change", ["another seed", "another prompt", "fewer responses"])
