@@ -57,15 +57,17 @@ class RolloutConfig(Section):
         default=0,
         ge=0,
         description="Number of policy versions (training steps) by which a trained token may be older than the policy "
-        "that trains on it. 0: on-policy, unfinished responses are thrown away after each step. Raise it to keep "
-        "engines busy during the update.",
+        "that trains on it. Above 0 a response that a step leaves unfinished goes on under the next weights (a partial "
+        "rollout), and a step waits for those that would grow too old: none is thrown away. 0: on-policy. Raise it to "
+        "keep engines busy.",
     )
     oversample: float = Field(
         default=0.0,
         ge=0.0,
         le=4.0,
         description="Share of prompts sampled beyond prompts_per_step, so that slow ones need not be waited for; 0.25 "
-        "is a quarter more. The unfinished prompts come first in the next step. 0: none.",
+        "is a quarter more. The unfinished prompts come first in the next step. It needs max_staleness above 0, of "
+        "which it uses no more than prompts that can train in time. 0: none.",
     )
     allow_length_bias: bool = Field(
         default=False,
@@ -75,7 +77,7 @@ class RolloutConfig(Section):
     )
     stragglers: Literal["abort", "keep"] = Field(
         default="abort",
-        description="Handling of prompts that are unfinished when a step has enough groups. abort stops them between "
+        description="Handling of prompts that are unfinished when a step has enough groups. abort pauses them between "
         "steps; keep lets them go on during the update, which needs max_staleness above 0 and disaggregated engines.",
     )
     request_limit_s: float = Field(
