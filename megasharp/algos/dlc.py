@@ -8,11 +8,14 @@ no hook here, the loss is the recipe's own, and the importance ratio stays pi / 
 
     memory's loss = - mean over response tokens of log pi_memory(y_t | x, y_<t)
 
-Printed: the formula in words, the cross-entropy update every step, the policy's learning rate for the memory network.
+Printed: the formula in words, the cross-entropy update every step, the policy's learning rate for the memory network
+(`memory.lr: null`; the default is ten times that, docs/decisions/0048). Not said: how the memory begins, which samples
+it learns from, where the temperature stands, and mu, whose value is lost in the text: 0.2 is a proposal, 0 is plain
+sampling.
 Derived (ours): the temperature divides the difference, softmax((z_policy - mu z_memory) / T); the memory learns from
-response tokens of all responses, correct or not; no correction of the ratio for the other sampler is the default,
-because a truncated importance weight makes the expected update on-policy again and undoes the effect (`truncated_is`
-and `bypass` are the alternatives). mu's value is lost in the text: 0.2 is a proposal. mu = 0 is plain sampling.
+response tokens of all responses, correct or not. Nothing corrects the ratio for the subtraction by default, because a
+weight against the sampler makes the expected update on-policy again and undoes the effect; stale samples are corrected
+against the policy (`recipe.correction`).
 `plausible` is a guard that is ours and not the paper's, off by default: only tokens that the policy alone finds
 plausible are drawn, where subtraction would raise tokens that both networks hold impossible. It is judged before the
 subtraction, and takes one of two forms:
