@@ -163,6 +163,48 @@ def _assert_shown_with_and_without(folder: Path, out: str) -> None:
 
 
 @pytest.mark.long("runs")
+def test_a_memory_network_that_replays_and_was_frozen_resumes_to_the_last_digit(command: Command) -> None:
+    """It begins cold, takes two steps a step after the first, and replays what its checkpoint holds."""
+    keys = "start: cold, steps: 2, replay: 2, freeze_until: 1, warmup_steps: 2"
+    dlc = ("recipe.methods=[grpo,dlc]", f"recipe.dlc.memory={{path: examples/quickstart/memory, {keys}}}", *STEPS[1:])
+    fixed = (*dlc, "policy.optimizer.decay=constant")
+    command.run(*command.train(*fixed, "steps=4", "name=whole"))
+    halves = (*fixed, "checkpoint.every=2", "name=halves")
+    command.run(*command.train(*halves, "steps=2"))
+    command.run(*command.train(*halves, "steps=4", "--resume"))
+    whole, resumed = command.rows("whole"), command.rows("halves")
+    memory = sorted(name for name in whole[-1] if name.startswith("memory/"))
+    for one, two in zip(whole, resumed, strict=True):
+        for key in ("policy/loss", "reward/mean", "rollout/sampler_policy_gap", *memory):
+            assert one.get(key) == two.get(key), (one["step"], key)
+    assert [row["memory/optimizer_steps"] for row in whole] == [0, 2, 2, 2]
+    tokens = [row["memory/tokens"] - row["memory/replayed_tokens"] for row in whole]
+    assert [row["memory/replayed_tokens"] for row in whole[2:]] == [
+        row["memory/replayed_tokens"] for row in resumed[2:]
+    ]
+    assert whole[3]["memory/replayed_tokens"] == tokens[1] + tokens[2]
+    # Two steps of warm-up, of which the first is at 0.
+    rate = 10 * 3e-4
+    assert [row.get("memory/learning_rate", 0.0) for row in whole] == pytest.approx([0.0, rate / 2, rate, rate])
+    assert (command.runs / "halves" / "checkpoints" / "step_000002" / "memory" / "replay.parquet").is_file()
+
+
+@pytest.mark.long("runs")
+def test_the_memory_network_follows_at_its_default_rate_and_lags_at_the_policys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a cold start, which no shift of the sampler hides: the share of its distance to the policy that it makes."""
+    monkeypatch.chdir(REPOSITORY)
+    made = {}
+    for name, rate in (("default", ()), ("paper", ("recipe.dlc.memory.lr=null",))):
+        cold = ("recipe.methods=[grpo,dlc]", "recipe.dlc.memory.start=cold", "steps=15", "eval.suites=[]")
+        rows = run(tmp_path / name, *cold, *rate)
+        first, *_, last = [row["memory/cross_entropy"] - row["entropy/policy"] for row in rows]
+        made[name] = 1 - last / first
+    assert made["default"] > 0.4 > 0.25 > made["paper"]
+
+
+@pytest.mark.long("runs")
 def test_four_ranks_train_policy_and_memory_alike(command: Command) -> None:
     recipe = ("recipe.methods=[dapo,iac,dlc]", "recipe.dlc.window=6", "steps=2")
     command.run(*command.train(*recipe, "name=one"))

@@ -278,6 +278,24 @@ def test_with_a_window_every_layout_trains_the_same_memory(
             assert (got.weights[name] - weight).norm() <= 1e-4 * weight.norm(), (layout, window, name)
 
 
+def cold_weights(rank: int, world: int, folder: str, layout_name: str) -> dict[str, Tensor]:
+    own = dataclasses.replace(settings(folder, LAYOUTS[layout_name], Needs()), cold=True)
+    with learner_on(own) as (learner, _):
+        return weights_of(learner)
+
+
+@pytest.mark.long("layouts")
+def test_a_cold_network_is_the_same_under_every_layout(models: tuple[str, str]) -> None:
+    """Bit for bit, tied and with a vocabulary that is padded; no weight is that of the folder."""
+    for folder in models:
+        (alone,) = run_ranks(1, cold_weights, folder, "tp1")
+        for layout in ("tp2", "pp2"):
+            split = run_ranks(2, cold_weights, folder, layout)[0]
+            assert split.keys() == alone.keys()
+            assert all(torch.equal(split[name], weight) for name, weight in alone.items())
+        assert 0.01 < float(alone["model.embed_tokens.weight"].std()) < 0.03
+
+
 def reference_logp(
     rank: int, world: int, folder: str, layout_name: str, save_to: str | None, load_from: str | None
 ) -> dict[int, Tensor]:
