@@ -110,6 +110,7 @@ def test_a_run_that_died_on_the_gpu_is_no_curve(tmp_path: Path, capsys: pytest.C
     assert "these have 60 and 200" in capsys.readouterr().out
 
 
+@pytest.mark.long("examples")
 @each_case("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_check_ends_with_the_command(tmp_path: Path, number: signal.Signals) -> None:
     """As where a lent machine's time is over: what still runs would keep the GPU."""

@@ -12,13 +12,19 @@ from megasharp.algos import METHODS
 from megasharp.algos.base import Method, MethodParams, Needs, overridden_hooks
 from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.clip_cov import ClipCovParams
+from megasharp.algos.off_policy_mask import OffPolicyMaskParams
+from megasharp.algos.ratio_mask import RatioMaskParams
 from megasharp.algos.recipe import Recipe
 from megasharp.common.records import MicroBatch, StepBatch, StepStats
 
 MODEL = "qwen3-tied"
 BEFORE_PACKING = {"select", "rewards", "advantages"}
-# Shares that are one token of a thousand by default would leave this step of some hundred tokens alone.
-PARAMS: dict[str, MethodParams] = {"clip_cov": ClipCovParams(share=0.1, low=0.0, high=9.0)}
+# Shares that are one token of a thousand, and wide bounds, would leave this step of some hundred tokens alone.
+PARAMS: dict[str, MethodParams] = {
+    "clip_cov": ClipCovParams(share=0.1, low=0.0, high=9.0),
+    "ratio_mask": RatioMaskParams(high=1.0),
+    "off_policy_mask": OffPolicyMaskParams(threshold=1e-4),
+}
 COMBINATIONS = (
     ("dapo", "iac"),
     ("grpo", "casp", "iac"),
@@ -50,7 +56,9 @@ def moved(batch: StepBatch) -> StepBatch:
         assert x.old_logp_T is not None and x.draw_T is not None
         old_T = x.old_logp_T + 0.8 * (x.draw_T - 0.5).float()
         ref_T = None if x.ref_logp_T is None else x.ref_logp_T - 0.5 * x.draw_T.float()
-        inputs = dataclasses.replace(x, old_logp_T=old_T, sampler_logp_T=old_T - 0.1, ref_logp_T=ref_T)
+        inputs = dataclasses.replace(
+            x, old_logp_T=old_T, sampler_logp_T=old_T - 0.2 * (x.draw_T - 0.5).float(), ref_logp_T=ref_T
+        )
         return dataclasses.replace(micro, inputs=inputs)
 
     minis = [
