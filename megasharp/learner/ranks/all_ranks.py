@@ -219,7 +219,7 @@ class MemoryNetwork:
 
     @property
     def recent(self) -> Sequence[Sequence[Sampled]]:
-        """What is learned again, by training step, the oldest first; a checkpoint holds it."""
+        """Samples to be learned again, by training step, the oldest first; a checkpoint holds it."""
         return tuple(self._recent)
 
     def take_up(self, recent: Sequence[Sequence[Sampled]]) -> None:

@@ -25,7 +25,7 @@ STALE, ENGINE, MU = 0.5, 0.1, 0.5
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What keeps the sampler from being the present policy."""
+    """The causes for which the sampler is not the present policy."""
 
     name: str
     stale: bool = False

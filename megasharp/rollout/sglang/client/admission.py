@@ -72,7 +72,7 @@ class Lengths:
 
 
 class Load:
-    """What one engine was given and has not answered. A `closed` engine gets nothing."""
+    """The samples that one engine was given and has not answered. A `closed` engine gets nothing."""
 
     def __init__(self, room: Room) -> None:
         self.room = room

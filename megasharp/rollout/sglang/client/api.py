@@ -227,7 +227,7 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What an engine can take: prompts shorter than `prompt`, and at once so many responses, of so many tokens."""
+    """An engine's room: prompts shorter than `prompt`, and at once so many responses, of so many tokens."""
 
     prompt: int
     responses: int

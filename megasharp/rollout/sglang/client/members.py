@@ -397,7 +397,7 @@ class Restarts:
             one.abandon()
 
     def _left(self, index: int) -> int:
-        """How often an engine may restart now; 0 for one that stays out."""
+        """Count the restarts that an engine has left; 0 for one that stays out."""
         if index in self._out:
             return 0
         now = time.monotonic()

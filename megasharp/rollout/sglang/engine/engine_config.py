@@ -440,8 +440,6 @@ def check_flags(config: EngineConfig, flags: Mapping[str, Flag]) -> None:
             )
         if name in refused and value != flags[name].default:
             raise UserError(f"sglang.{name} {value!r} is refused: {refused[name]}")
-        if name == "disable_prefill_cuda_graph" and value is False and config.memory is not None:
-            raise UserError(f"sglang.{name} False is refused: {refused['cuda_graph_backend_prefill']}")
         fault = flags[name].fault(value)
         if fault is not None:
             raise UserError(f"sglang.{name} is {value!r}: {fault}")
@@ -506,6 +504,9 @@ def _check_memory(config: EngineConfig, memory: str) -> None:
     check_pair(policy_config, memory_config, config.tp)
     chosen = {name: config.sglang.get(name) for name in ATTENTION_KEYS}
     check_attention(SimpleNamespace(**chosen), policy_config, memory_config)
+    if config.sglang.get("disable_prefill_cuda_graph") is False:
+        reason = _REFUSED_WITH_MEMORY["cuda_graph_backend_prefill"]
+        raise UserError(f"sglang.disable_prefill_cuda_graph False is refused: {reason}")
     captured = config.sglang.get("cuda_graph_max_bs_decode") or 0
     if max(captured, *(config.sglang.get("cuda_graph_bs_decode") or [0])) > config.settings().max_rows:
         raise UserError(

@@ -114,7 +114,7 @@ def _reserved(new_tokens: int) -> int:
 
 
 class WindowBudget(SWAPrefillBudget):  # type: ignore[misc]
-    """What may be prefilled: SGLang's own budget takes a prompt for something that leaves the window."""
+    """The budget of a prefill: SGLang's own takes a prompt for something that leaves the window."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

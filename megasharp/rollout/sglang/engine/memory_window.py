@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seen:
-    """What the queries of one request see in one step.
+    """The keys that the queries of one request see in one step.
 
     `queries` are their rows in the step's batch. `keys_K` int64 [K] are positions in the request's sequence, ascending.
     `mask_QK` bool [Q, K] is true where a query sees a key; None where each sees all (one query), or, with `causal`,

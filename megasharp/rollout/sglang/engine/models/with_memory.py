@@ -115,7 +115,7 @@ class Qwen3WithMemory(_WithMemory, Qwen3ForCausalLM):  # type: ignore[misc]
 
 
 class Window:
-    """What the requests of the running step see of their cache in the memory's layers; the same in every layer."""
+    """The part of their cache that the running step's requests see in the memory's layers, the same in each."""
 
     def __init__(self, length: int) -> None:
         self._length = length
