@@ -13,7 +13,7 @@ the second engine must draw the very tokens of the first. With `--window` an eng
 the prompt and so many last tokens (`recipe.dlc.window`).
 
 `--predict` starts nothing: it prints the factor of a decode step by the roofline of `megasharp plan`, for pairs of
-published models at several lengths, on an H200.
+published models at several lengths: bytes that a step reads, by any GPU whose memory is the limit.
 
 `--others` also times the two ways that are not used, an engine for each network and SGLang's logit processor:
 they must draw the tokens of our engine at the same mu. On a GPU both models of the pair have dummy weights: nothing is

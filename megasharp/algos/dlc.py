@@ -87,8 +87,9 @@ class MemoryParams(Section):
     lr: float | str | None = Field(
         default="10x",
         description="Peak learning rate of the memory network: a number, or as 10x a multiple of policy.optimizer.lr. "
-        "null: the policy's own, the paper's value, at which the memory network lags behind the policy where "
-        "advantages are normalised. Raise it while memory/cross_entropy stays above entropy/policy; lower it when "
+        "With policy.lora give a number: its rate suits adapters, and the memory network is trained whole. null: the "
+        "policy's own, the paper's value, at which the memory network lags behind the policy where advantages are "
+        "normalised. Raise it while memory/cross_entropy stays above entropy/policy; lower it when "
         "memory/cross_entropy is unsteady.",
     )
     warmup_steps: int = Field(
@@ -195,7 +196,7 @@ class DLCParams(MethodParams):
         ge=1,
         description="Number of last tokens, the newest included, that the memory network attends to beside the whole "
         "prompt; it forgets what lies between, in sampling and in learning, so that its KV cache stays small at long "
-        "responses. Not in the paper. null: all tokens.",
+        "responses. SGLang engines on GPUs refuse it. Not in the paper. null: all tokens.",
     )
 
 

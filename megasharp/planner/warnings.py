@@ -150,6 +150,11 @@ def _engines(request: Request, engine: EngineMemory | None) -> Iterator[Problem]
             f"mem_fraction_static {engine.fraction}; raise it, or rollout.tp"
         )
         return
+    if request.memory_window is not None:
+        yield _error(
+            "recipe.dlc.window is refused by SGLang engines on GPUs: cache and times above are those of engines that "
+            "would have it; leave it out"
+        )
     longest = request.batch.lengths.longest
     if engine.sequences_longest < 1:
         yield _error(

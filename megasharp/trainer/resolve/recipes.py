@@ -127,7 +127,10 @@ def _corrections(config: RunConfig, named: Sequence[str], recipe: Recipe) -> lis
         if not method.corrects:
             continue
         if name not in named:
-            notes.append(f"{name} is added, because dlc may train on {behind}; recipe.correction=none leaves it out")
+            level = getattr(method.params, "level", None)
+            notes.append(
+                f"{name} by {level} is added, because dlc may train on {behind}; recipe.correction=none leaves it out"
+            )
         if method.params.against == "policy":
             kept = f", and leaves the shift of {shift}" if shift else ""
             notes.append(f"{name} against policy corrects staleness and the engine's numerics{kept}")

@@ -181,13 +181,30 @@ def _open_memory(config: RunConfig, needs: Needs, policy: Architecture, where: s
             f"{config.model.path} one of {policy.vocab}: DLC subtracts logits, so they must be the same"
         )
     check_precision(config, architecture, where)
-    if need.window is not None and architecture.smallest_window is not None:
+    if need.window is not None:
+        _check_memory_window(config, need.window, model, architecture, where)
+    if config.policy.lora is not None and isinstance(need.network.lr, str):
         raise UserError(
-            f"{where}: recipe.dlc.window={need.window}: layers of {model.path} have sliding windows of their own "
+            f"{where}: recipe.dlc.memory.lr={need.network.lr} is a multiple of policy.optimizer.lr, which with "
+            "policy.lora is a rate for adapters, and the memory network is trained whole; give a number, such as 1e-5"
+        )
+    return MemoryFolder(model, architecture, need.network, need.window)
+
+
+def _check_memory_window(
+    config: RunConfig, window: int, model: ModelFolder, architecture: Architecture, where: str
+) -> None:
+    if architecture.smallest_window is not None:
+        raise UserError(
+            f"{where}: recipe.dlc.window={window}: layers of {model.path} have sliding windows of their own "
             f"({architecture.smallest_window} positions), which hide prompts; leave recipe.dlc.window out, or take a "
             "memory network without them"
         )
-    return MemoryFolder(model, architecture, need.network, need.window)
+    if config.rollout.engine == "sglang" and device_of(config) == "cuda":
+        raise UserError(
+            f"{where}: recipe.dlc.window={window} is refused by SGLang engines on GPUs, whose attention has no such "
+            "mask; leave it out"
+        )
 
 
 def _check_length(config: RunConfig, architecture: Architecture, where: str) -> None:

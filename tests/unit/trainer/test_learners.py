@@ -19,7 +19,10 @@ QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart" / "run.yaml"
 
 def test_adapters_are_the_policys_and_the_memory_network_is_trained_whole() -> None:
     lora = "policy.lora={rank: 4, alpha: 2.0, targets: [fc1, qkv]}"
-    both = learner_settings(check(load_run(QUICKSTART, ["recipe.methods=[grpo,dlc]", lora]), "run.yaml"))
+    asked = ["recipe.methods=[grpo,dlc]", lora]
+    with pytest.raises(UserError, match=r"recipe.dlc.memory.lr=10x is a multiple of policy.optimizer.lr, which with"):
+        check(load_run(QUICKSTART, asked), "run.yaml")
+    both = learner_settings(check(load_run(QUICKSTART, [*asked, "recipe.dlc.memory.lr=1e-3"]), "run.yaml"))
     assert both["policy"].policy.lora == LoraConfig(rank=4, alpha=2.0, targets=["fc1", "qkv"])
     assert both["memory"].policy.lora is None
 

@@ -208,6 +208,7 @@ PROBLEMS = {
     "rollout.request_limit_s=600": ("warning", "a response of 8,192 tokens, from its first to its last, takes 3"),
     "guard.long_stages.rollout=60": ("error", "and guard.long_stages.rollout is 60: the watchdog ends the run there"),
     "guard.stage_timeout_s=60": ("error", "the update takes"),
+    "recipe.dlc.window=64": ("error", "recipe.dlc.window is refused by SGLang engines on GPUs"),
 }
 
 
