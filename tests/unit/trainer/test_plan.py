@@ -55,9 +55,9 @@ def test_dlc_costs_what_is_read_besides(tmp_path: Path) -> None:
     found = make_plan(question).dlc
     assert found is not None and found.at_once == 64
     assert found.step == pytest.approx((plain + weights[1] + 28 * live) / plain, rel=1e-3)
-    windowed = planned(
-        tmp_path, "qwen3-32b+qwen3-1.7b", *sizes, "recipe.dlc.window=256", options=Options(response=4096)
-    ).dlc
+    plan = planned(tmp_path, "qwen3-32b+qwen3-1.7b", *sizes, "recipe.dlc.window=256", options=Options(response=4096))
+    assert not plan.works and "recipe.dlc.window is refused by SGLang engines on GPUs" in texts(plan, "error")
+    windowed = plan.dlc
     assert windowed is not None and windowed.cache < 64 * 257 * 28 * 1024 < found.cache / 10
     assert 1.0 < windowed.step < 1.08 < found.step
 
@@ -208,7 +208,6 @@ PROBLEMS = {
     "rollout.request_limit_s=600": ("warning", "a response of 8,192 tokens, from its first to its last, takes 3"),
     "guard.long_stages.rollout=60": ("error", "and guard.long_stages.rollout is 60: the watchdog ends the run there"),
     "guard.stage_timeout_s=60": ("error", "the update takes"),
-    "recipe.dlc.window=64": ("error", "recipe.dlc.window is refused by SGLang engines on GPUs"),
 }
 
 
