@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
@@ -225,6 +226,8 @@ class _Step:
         self._refused: list[str] = []
         self._kept = 0
         self._started = 0
+        # `_last_due_now` until something changes what it counts.
+        self._last_due: int | None = None
 
     def run(self) -> list[Group]:
         """Return the groups in the order of their prompts. `SaveAsked` is raised only here, between two of them."""
@@ -277,6 +280,7 @@ class _Step:
         self._counts.continued += work.begun
         self._open[self._started] = work
         self._started += 1
+        self._last_due = None
         if work.future is None and not work.complete:
             work.begin(self._engine, self._sampling, self._counts.tally)
 
@@ -291,13 +295,16 @@ class _Step:
         if self._kept >= self._order.wanted:
             return False
         answered = work.future is not None
-        if answered and not self._settled(work):
-            work.begin(self._engine, self._sampling, self._counts.tally)
-            return True
-        if not self._has_place(work):
+        if answered:
+            self._last_due = None
+            if not self._settled(work):
+                work.begin(self._engine, self._sampling, self._counts.tally)
+                return True
+        if self._due(work) > self._last_due_now():
             return answered
         assert self._staleness or not _older(work, self._version), "an on-policy step got tokens of an earlier version"
         self._done[number] = self._open.pop(number)
+        self._last_due = None
         group = self._group(number, work)
         self._groups[number] = group
         if group.dropped_reason is None:
@@ -310,17 +317,18 @@ class _Step:
         oldest = self._version if work.oldest is None else work.oldest
         return max(oldest, self._version - self._staleness) + self._staleness
 
-    def _has_place(self, work: PromptWork) -> bool:
-        """Return True where all others that are due before this one still fit if it takes one of the step's places."""
-        due = self._due(work)
-        if due == self._version:
-            return True
-        others = [self._due(other) for other in self._open.values() if other is not work]
-        left = self._order.wanted - self._kept - 1
-        return all(
-            sum(other <= version for other in others) <= left + self._order.wanted * (version - self._version)
-            for version in range(self._version, due)
-        )
+    def _last_due_now(self) -> int:
+        """The last version by which a complete work may be due that takes one of the step's places.
+
+        What is due before it must still fit then. Of hundreds that wait for a place all ask, at each answer.
+        """
+        if self._last_due is None:
+            dues = Counter(self._due(work) for work in self._open.values())
+            self._last_due, room = self._version, self._order.wanted - self._kept - 1 - dues[self._version]
+            while room >= 0 and self._last_due < self._version + self._staleness:
+                self._last_due += 1
+                room += self._order.wanted - dues[self._last_due]
+        return self._last_due
 
     def _settled(self, work: PromptWork) -> bool:
         try:
