@@ -1,0 +1,622 @@
+"""Partial rollouts on a simulated clock: that the collector trains on what it admits, whatever its length, and how fast.
+
+    python tools/simulate_rollouts.py                                # every setting, 3,000 steps each
+    python tools/simulate_rollouts.py --settings 0.5/1/abort 0.5/0   # oversample/max_staleness/stragglers
+    python tools/simulate_rollouts.py --lengths mine.txt --limit 24576 --prompts 64 --responses 16 --running 93
+    python tools/simulate_rollouts.py --broken                       # a collector that drops long groups: exit code 1
+
+The collector is the real one (`megasharp/rollout/async_collector.py`); all groups are kept. The engines are simulated.
+Each runs at most --running responses at once, and admits as the real client does: what has begun first, the longest
+first, then in the order of submission, a prompt's responses on one engine. With n at work a decode step takes
+--weights + n x --cache x context seconds, `context` being the mean number of tokens that a response in progress
+attends to. Tokens that are read (a prompt, once a request, and what a continued response has already) take --read each,
+and the engine decodes nothing meanwhile. With `keep` new weights make an engine read all that is in flight again
+(`sync.in_flight: retract`). The defaults are what `megasharp plan` predicts for an engine of qwen3-32b-dlc, 4 H200, at
+half their bandwidth and 40 % of their FLOPs: 17.2 GB of weights and 94 kB a token of cache at 2.4 TB/s; 43.6 us a token
+read; 54.7 s of training for 278,528 tokens an engine.
+
+A response's length follows from its seed, so it does not depend on when and by what it is sampled. One that was thrown
+away and is sampled from its start again is another draw.
+
+Checked of each setting with max_staleness above 0: every admitted response is trained exactly once or unfinished at the
+end, by identity and by length; and without the last 50 steps' admissions the mean and the 90th percentile of what was
+trained are within 0.5 % of what was admitted. Without staleness the differences are only told. The standard errors are
+of the admitted ones: of the mean, and of the 90th percentile by the means of 50 batches. `steps/h` and `tokens/s` are
+against oversample 0, max_staleness 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import heapq
+import math
+import multiprocessing
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy
+import torch
+from results import Figure, report
+
+from megasharp.common.records import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    Group,
+    Outcome,
+    Prompt,
+    Response,
+    SamplingParams,
+    TaskAnswer,
+    Verdict,
+    VersionSpan,
+)
+from megasharp.config.rollout import RolloutConfig
+from megasharp.rollout.async_collector import AsyncRollouts
+from megasharp.rollout.step_request import Collected, GroupMaker, PromptSource, StepRequest
+from megasharp.tasks.judge import DirectJudge
+
+Answer = Future[list[Completion]]
+LAST, BAR, BATCHES, BROKEN = 50, 0.5, 50, 0.02
+OVERSAMPLE = (0.0, 0.25, 0.5, 1.0)
+BASE = "0/0/abort"
+KEPT = Verdict(Outcome.CORRECT, 1.0, "")
+
+
+class Lengths:
+    """A distribution of lengths, by its quantiles: of a file's numbers, or lognormal; cut at the limit."""
+
+    def __init__(self, limit: int, median: float, sigma: float, given: Sequence[int] = ()) -> None:
+        self.limit = limit
+        self._normal, self._given = NormalDist(math.log(median), sigma), sorted(given)
+        drawn = [self.at((i + 0.5) / 20_000) for i in range(20_000)]
+        self.mean = sum(drawn) / len(drawn)
+        # Weighted by tokens: at some moment a response in progress has half of its length.
+        self.in_progress = sum(length * length for length in drawn) / 2 / sum(drawn)
+
+    def at(self, share: float) -> int:
+        """The length that this share of responses does not exceed."""
+        if self._given:
+            length = self._given[int(share * len(self._given))]
+        else:
+            length = round(math.exp(self._normal.inv_cdf(share)))
+        return max(1, min(self.limit, length))
+
+    def of(self, seed: int, draw: int) -> int:
+        """The response's length; `draw` counts how often it was thrown away."""
+        share = random.Random(f"{seed} {draw}").random() if draw else seed / 2**63
+        return self.at(min(max(share, 1e-12), 1 - 1e-12))
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What is sampled, and what time it takes: all but the collector's setting."""
+
+    lengths: Lengths
+    prompts: int
+    responses: int
+    engines: int
+    running: int
+    prompt: int
+    step_s: float
+    response_s: float
+    read_s: float
+    update_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A request, its answer, and what of it is not there yet."""
+
+    request: GenerateRequest
+    number: int
+    answer: Answer = field(default_factory=Future)
+    samples: list[Sample] = field(default_factory=list)
+    found: dict[int, Completion] = field(default_factory=dict)
+    homes: set[SimulatedEngine] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class Sample:
+    """A response of a request: tokens it has, tokens it lacks; `cuts` are versions that sampled up to so many."""
+
+    whole: Asked
+    index: int
+    begun: int
+    left: int
+    engine: SimulatedEngine | None = None
+    start: float = 0.0
+    cuts: list[tuple[int, int]] = field(default_factory=list)
+
+
+class SimulatedEngine:
+    """Responses that decode in step. `tick` counts decode steps; `debt` is time to read before the next one."""
+
+    def __init__(self, world: World) -> None:
+        self.count, self.tick, self.debt, self.at = 0, 0.0, 0.0, 0.0
+        self.heap: list[tuple[float, int, Sample]] = []
+        self._world = world
+        self._entries = 0
+
+    def sync(self, now: float) -> None:
+        """Decode until now."""
+        read = min(self.debt, now - self.at)
+        self.debt -= read
+        self.tick += (now - self.at - read) / self._step()
+        self.at = now
+
+    def next(self) -> float:
+        """The time at which the next response ends."""
+        while self.heap and self.heap[0][2].engine is not self:
+            heapq.heappop(self.heap)
+        return self.at + self.debt + (self.heap[0][0] - self.tick) * self._step() if self.heap else math.inf
+
+    def add(self, sample: Sample) -> None:
+        """Begin a response, or go on with it; the engine is in sync."""
+        first = self not in sample.whole.homes
+        sample.whole.homes.add(self)
+        self.debt += (sample.begun + (self._world.prompt if first else 0)) * self._world.read_s
+        sample.engine, sample.start = self, self.tick
+        self.count += 1
+        self._entries += 1
+        heapq.heappush(self.heap, (self.tick + sample.left, self._entries, sample))
+
+    def pop(self, now: float) -> Sample:
+        """Take the response that ends now."""
+        end, _, sample = heapq.heappop(self.heap)
+        self.at, self.debt, self.tick = now, 0.0, end
+        self.count -= 1
+        sample.engine = None
+        return sample
+
+    def read_again(self, version: int) -> None:
+        """Compute the cache of all that is in flight by new weights; tokens so far are of `version`."""
+        prompts = set()
+        for _, _, sample in self.heap:
+            if sample.engine is self:
+                tokens = self.sampled(sample)
+                sample.cuts.append((version, tokens))
+                prompts.add(sample.whole)
+                self.debt += (sample.begun + tokens) * self._world.read_s
+        self.debt += len(prompts) * self._world.prompt * self._world.read_s
+
+    def sampled(self, sample: Sample) -> int:
+        """Tokens that a response in flight has grown by."""
+        return min(sample.left, math.floor(self.tick - sample.start + 1e-6))
+
+    def _step(self) -> float:
+        return self._world.step_s + self.count * self._world.response_s
+
+
+class SimulatedFleet:
+    """The engines and their clock, as the collector sees them; `admitted` has each response's step and length."""
+
+    def __init__(self, world: World) -> None:
+        self.version, self.retried, self.step, self.now = 0, 0, 1, 0.0
+        self.admitted: dict[int, tuple[int, int]] = {}
+        self.read_s = 0.0
+        self._world = world
+        self._engines = [SimulatedEngine(world) for _ in range(world.engines)]
+        self._queue: list[tuple[int, int, int, Sample]] = []
+        self._asked: dict[Answer, Asked] = {}
+        # Draws of a response, and whether the last has a token.
+        self._draws: dict[int, int] = {}
+        self._touched: set[int] = set()
+        # All tensors of responses are slices of it.
+        self._tokens = torch.zeros(world.lengths.limit, dtype=torch.int8)
+
+    def submit(self, request: GenerateRequest, sampling: SamplingParams) -> Answer:
+        """Queue a request."""
+        asked = Asked(request, len(self._draws))
+        begun = [len(tokens) for tokens in request.begun] or [0] * len(request.seeds)
+        for index, (seed, tokens) in enumerate(zip(request.seeds, begun, strict=True)):
+            if not tokens and seed in self._touched:
+                self._draws[seed] += 1
+                self._touched.discard(seed)
+            whole = self._world.lengths.of(seed, self._draws.setdefault(seed, 0))
+            self.admitted.setdefault(seed, (self.step, whole))
+            sample = Sample(asked, index, tokens, whole - tokens)
+            asked.samples.append(sample)
+            heapq.heappush(self._queue, (-tokens, asked.number, index, sample))
+        self._asked[asked.answer] = asked
+        self._admit()
+        return asked.answer
+
+    def abort(self, answers: Sequence[Answer]) -> None:
+        """End requests where they are."""
+        for engine in self._engines:
+            engine.sync(self.now)
+        for asked in [self._asked[answer] for answer in answers if answer in self._asked]:
+            for sample in asked.samples:
+                if sample.index not in asked.found:
+                    engine, tokens = sample.engine, 0
+                    if engine is not None:
+                        tokens, sample.engine = engine.sampled(sample), None
+                        engine.count -= 1
+                    self._end(sample, tokens)
+        ended = {id(sample) for _, _, _, sample in self._queue if sample.index in sample.whole.found}
+        self._queue = [entry for entry in self._queue if id(entry[3]) not in ended]
+        heapq.heapify(self._queue)
+        self._admit()
+
+    def wait(self, answers: Sequence[Answer]) -> None:
+        """Let the clock go on until one of these is there."""
+        while not any(answer.done() for answer in answers):
+            before = len(self._asked)
+            while len(self._asked) == before:
+                self._event()
+
+    def go_on(self, seconds: float) -> None:
+        """Let the clock go on: the policy learns."""
+        until = self.now + seconds
+        while min(engine.next() for engine in self._engines) <= until:
+            self._event()
+        self.now = until
+        for engine in self._engines:
+            engine.sync(until)
+
+    def push(self, version: int) -> None:
+        """Take new weights."""
+        for engine in self._engines:
+            engine.read_again(self.version)
+        self.version = version
+
+    def take_retried(self) -> list[int]:
+        """Nothing is ever lost."""
+        return []
+
+    def generate(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> list[list[Completion]]:
+        """Not what the collector uses."""
+        raise NotImplementedError
+
+    def healthy(self) -> bool:
+        """Always."""
+        return True
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def _event(self) -> None:
+        engine = min(self._engines, key=SimulatedEngine.next)
+        self.now = engine.next()
+        assert self.now < math.inf, "nothing is in flight, and the collector waits"
+        sample = engine.pop(self.now)
+        self._end(sample, sample.left)
+        self._admit()
+
+    def _admit(self) -> None:
+        most = self._world.running
+        while self._queue:
+            sample = self._queue[0][3]
+            free = [engine for engine in self._engines if engine.count < most]
+            if not free:
+                return
+            homes = [engine for engine in free if engine in sample.whole.homes]
+            engine = min(homes or free, key=lambda engine: engine.count)
+            heapq.heappop(self._queue)
+            engine.sync(self.now)
+            engine.add(sample)
+
+    def _end(self, sample: Sample, tokens: int) -> None:
+        asked, seed = sample.whole, sample.whole.request.seeds[sample.index]
+        if tokens:
+            self._touched.add(seed)
+        slice_T, start, spans = self._tokens[:tokens], 0, []
+        for version, end in [*sample.cuts, (self.version, tokens)]:
+            if end > start:
+                spans.append(VersionSpan(version, start, end))
+                start = end
+        reason = FinishReason.STOP if tokens == sample.left else FinishReason.ABORT
+        asked.found[sample.index] = Completion(slice_T, slice_T, slice_T, None, tuple(spans), reason, seed)
+        if len(asked.found) == len(asked.samples):
+            del self._asked[asked.answer]
+            asked.answer.set_result([asked.found[index] for index in range(len(asked.samples))])
+
+
+class Stream:
+    """Prompts 0, 1, 2, ..."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def take(self, count: int) -> list[Prompt]:
+        """The next ones."""
+        self.taken += count
+        return [prompt_at(number) for number in range(self.taken - count, self.taken)]
+
+
+def prompt_at(number: int) -> Prompt:
+    """The prompt with this number."""
+    return Prompt(f"p{number}", "simulated", "", (number,), TaskAnswer(), "simulation", 0, number)
+
+
+class Maker(GroupMaker):
+    """Makes groups without text and verifier."""
+
+    def groups(
+        self, names: Sequence[str], prompts: Sequence[Prompt], sampled: Sequence[Sequence[Completion]], version: int
+    ) -> list[Group]:
+        """All are right."""
+        return [
+            Group(name, prompt, tuple(Response(each, "", KEPT) for each in some), version)
+            for name, prompt, some in zip(names, prompts, sampled, strict=True)
+        ]
+
+
+class Broken(AsyncRollouts):
+    """Drops groups that have one of the longest responses, as many as `share` of all groups; takes others for them."""
+
+    longest = 0
+
+    def collect(self, source: PromptSource, order: StepRequest) -> Collected:
+        """Collect with a selection that goes by length."""
+
+        def short(groups: list[Group]) -> list[Group]:
+            return [
+                replace(group, dropped_reason="long")
+                if max(response.length for response in group.responses) >= self.longest
+                else group
+                for group in groups
+            ]
+
+        return super().collect(source, replace(order, select=short, refill_rounds=1))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The collector's keys."""
+
+    oversample: float
+    max_staleness: int
+    stragglers: str = "abort"
+
+    @property
+    def name(self) -> str:
+        """Its short form."""
+        return f"{self.oversample:g}/{self.max_staleness}/{self.stragglers}"
+
+    @classmethod
+    def parse(cls, text: str) -> Setting:
+        """Read the short form; `abort` may be left out."""
+        oversample, staleness, *rest = text.split("/")
+        return cls(float(oversample), int(staleness), *rest)
+
+
+def all_settings() -> list[Setting]:
+    """All that are offered; to keep stragglers needs staleness."""
+    return [
+        Setting(oversample, staleness, stragglers)
+        for staleness in (0, 1, 2)
+        for stragglers in (("abort", "keep") if staleness else ("abort",))
+        for oversample in OVERSAMPLE
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a setting did: by seed, the step and length of each admitted response; seeds and lengths as trained."""
+
+    setting: Setting
+    admitted: dict[int, tuple[int, int]]
+    trained: list[tuple[int, int]]
+    unfinished: list[int]
+    discarded: int
+    stale: float
+    late: float
+    steps: int
+    seconds: float
+    took: float
+
+
+def simulate(setting: Setting, world: World, steps: int, *, broken: bool = False) -> Run:
+    """Collect so many steps."""
+    began, fleet, source, trained = time.process_time(), SimulatedFleet(world), Stream(), []
+    maker = Maker(DirectJudge({"simulated": lambda *_: KEPT}), list, SamplingParams(world.lengths.limit), world.responses, 1)
+    config = RolloutConfig(
+        oversample=setting.oversample,
+        max_staleness=setting.max_staleness,
+        stragglers=setting.stragglers,  # type: ignore[arg-type]
+        allow_length_bias=setting.max_staleness == 0,
+    )
+    collector = (Broken if broken else AsyncRollouts)(fleet, maker, config, waiting=fleet.wait)
+    if isinstance(collector, Broken):
+        collector.longest = world.lengths.at((1 - BROKEN) ** (1 / world.responses))
+    discarded, stale, late = 0, 0.0, 0.0
+    for step in range(1, steps + 1):
+        fleet.step = step
+        found = collector.collect(source, StepRequest(step, world.prompts, list))
+        for group in found.groups:
+            if group.dropped_reason is None:
+                trained += [(response.completion.seed, response.length) for response in group.responses]
+            discarded += len(group.responses) if group.dropped_reason else 0
+        discarded += int(found.tally.metrics()["responses/discarded"])
+        stale = max(stale, found.metrics.get("rollout/staleness_max", 0.0))
+        late += found.metrics["rollout/overdue"]
+        fleet.go_on(world.update_s)
+        fleet.push(step)
+    # What was taken but never sent to an engine was not admitted.
+    seeds = [seed for left in collector.unfinished() for seed in maker.request(prompt_at(left.position)).seeds]
+    unfinished = [seed for seed in seeds if seed in fleet.admitted]
+    took = time.process_time() - began
+    return Run(setting, fleet.admitted, trained, unfinished, discarded, stale, late, steps, fleet.now, took)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A run's figures: differences and standard errors in percent of what was admitted."""
+
+    run: Run
+    mean: float
+    mean_error: float
+    p90: float
+    p90_error: float
+    lost: int
+    twice: int
+    changed: int
+    balanced: bool
+
+    @property
+    def failed(self) -> bool:
+        """Whether a claim of partial rollouts is broken."""
+        exact = self.balanced and not (self.lost or self.twice or self.changed or self.run.discarded or self.run.late)
+        return not (exact and abs(self.mean) <= BAR and abs(self.p90) <= BAR)
+
+
+def examine(run: Run) -> Found:
+    """Compare what was trained with what was admitted."""
+    times = Counter(seed for seed, _ in run.trained)
+    accounted = times + Counter(run.unfinished)
+    lengths = Counter(length for _, length in run.trained) + Counter(run.admitted[seed][1] for seed in run.unfinished)
+    # Short runs have no 50 steps to leave out.
+    until = run.steps - min(LAST, run.steps // 4)
+    before = numpy.array([length for step, length in run.admitted.values() if step <= until])
+    after = numpy.array([length for seed, length in run.trained if run.admitted[seed][0] <= until])
+    mean, p90 = before.mean(), numpy.percentile(before, 90)
+    batches = [numpy.percentile(batch, 90) for batch in numpy.array_split(before, BATCHES)]
+    return Found(
+        run,
+        mean=100 * (after.mean() / mean - 1),
+        mean_error=100 * before.std() / mean / math.sqrt(len(before)),
+        p90=100 * (numpy.percentile(after, 90) / p90 - 1),
+        p90_error=100 * numpy.std(batches, ddof=1) / p90 / math.sqrt(BATCHES),
+        lost=sum(seed not in accounted for seed in run.admitted),
+        twice=sum(count > 1 for count in accounted.values()),
+        changed=sum(run.admitted[seed][1] != length for seed, length in run.trained),
+        balanced=lengths == Counter(length for _, length in run.admitted.values()),
+    )
+
+
+def examined(setting: Setting, world: World, steps: int, *, broken: bool = False) -> Found:
+    """Simulate and examine."""
+    return examine(simulate(setting, world, steps, broken=broken))
+
+
+HEAD = (
+    "| oversample | max_staleness | stragglers | admitted | trained | unfinished | discarded | mean | 90 % | steps/h "
+    "| tokens/s | s a step | check |\n|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|"
+)
+
+
+def row(found: Found, base: Run) -> str:
+    """A line of the table."""
+    run, setting = found.run, found.run.setting
+    verdict = ("FAILED" if found.failed else "passed") if setting.max_staleness else "biased" if setting.oversample else ""
+    cells = (
+        f"{setting.oversample:g} | {setting.max_staleness} | {setting.stragglers} | {len(run.admitted):,}",
+        f"{len(run.trained):,} | {len(run.unfinished):,} | {run.discarded:,}",
+        f"{found.mean:+.2f} % ± {found.mean_error:.2f} | {found.p90:+.2f} % ± {found.p90_error:.2f}",
+        f"{base.seconds / base.steps / (run.seconds / run.steps):.2f}x | {rate(run) / rate(base):.2f}x",
+        f"{run.seconds / run.steps:.1f} | {verdict}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def rate(run: Run) -> float:
+    """Trained tokens a second."""
+    return sum(length for _, length in run.trained) / run.seconds
+
+
+def figures(found: Found, base: Run) -> list[Figure]:
+    """The same for the JSON file."""
+    run, name = found.run, found.run.setting.name
+    bar = BAR if run.setting.max_staleness else None
+    note = f"trained against admitted, standard error {found.mean_error:.3f}"
+    at_90 = f"trained against admitted, standard error {found.p90_error:.3f}"
+    return [
+        Figure(f"{name}: mean length, difference", abs(found.mean), "%", bar, note=note),
+        Figure(f"{name}: 90th percentile, difference", abs(found.p90), "%", bar, note=at_90),
+        Figure(f"{name}: lost, twice, changed", found.lost + found.twice + found.changed, "", 0 if bar else None),
+        Figure(f"{name}: discarded", run.discarded, "", 0 if bar else None),
+        Figure(f"{name}: steps/h", base.seconds / base.steps / (run.seconds / run.steps), "x"),
+        Figure(f"{name}: tokens/s", rate(run) / rate(base), "x"),
+    ]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--settings", type=Setting.parse, nargs="+", default=all_settings(), help="as 0.5/1/keep")
+    made.add_argument("--steps", type=int, default=3000)
+    made.add_argument("--prompts", type=int, default=16, help="of a step")
+    made.add_argument("--responses", type=int, default=8, help="to a prompt")
+    made.add_argument("--engines", type=int, default=2)
+    made.add_argument("--running", type=int, default=230, help="responses at once in an engine")
+    made.add_argument("--lengths", type=Path, help="file of lengths, one number a line; else lognormal")
+    made.add_argument("--median", type=float, default=500.0, help="of lengths, in tokens")
+    made.add_argument("--sigma", type=float, default=0.76, help="of their logarithms")
+    made.add_argument("--limit", type=int, default=4096, help="tokens at which a response is cut")
+    made.add_argument("--prompt", type=int, default=1024, help="tokens of a prompt")
+    made.add_argument("--weights", type=float, default=17.2e9 / 2.4e12, help="seconds of a decode step, to read weights")
+    made.add_argument("--cache", type=float, default=94.3e3 / 2.4e12, help="seconds to read a token of the cache")
+    made.add_argument("--read", type=float, default=43.6e-6, help="seconds to compute a token of a prompt or prefix")
+    made.add_argument("--update", type=float, help="seconds of training a step; default: by tokens, as planned")
+    made.add_argument("--processes", type=int, default=1, help="settings at once")
+    made.add_argument("--broken", action="store_true", help="drop the 2 %% of groups with the longest responses")
+    made.add_argument("--json", action="store_true", help="write tools/results/simulate_rollouts-*.json")
+    made.add_argument("--name", default="", help="of the JSON file, where it is not the default's")
+    return made
+
+
+def world_of(arguments: argparse.Namespace) -> World:
+    """Its engines and lengths."""
+    given = [int(line) for line in arguments.lengths.read_text().split()] if arguments.lengths else []
+    lengths = Lengths(arguments.limit, arguments.median, arguments.sigma, given)
+    tokens = arguments.prompts * (arguments.responses * lengths.mean + arguments.prompt) / arguments.engines
+    return World(
+        lengths,
+        arguments.prompts,
+        arguments.responses,
+        arguments.engines,
+        arguments.running,
+        arguments.prompt,
+        arguments.weights,
+        arguments.cache * (arguments.prompt + lengths.in_progress),
+        arguments.read,
+        54.7 / 278_528 * tokens if arguments.update is None else arguments.update,
+    )
+
+
+def main() -> int:
+    """Simulate, print; 1 where a check failed."""
+    arguments = parser().parse_args()
+    torch.set_num_threads(1)
+    world = world_of(arguments)
+    print(
+        f"lengths: mean {world.lengths.mean:,.0f}, 90 % {world.lengths.at(0.9):,}, limit {world.lengths.limit:,}; "
+        f"decode step {1e3 * world.step_s:.2f} + {1e3 * world.response_s:.3f} n ms; update {world.update_s:,.1f} s\n"
+    )
+    one = functools.partial(examined, world=world, steps=arguments.steps)
+    rows, failed, settings = [], False, [each for each in arguments.settings if each.name != BASE or arguments.broken]
+    with multiprocessing.get_context("fork").Pool(arguments.processes, maxtasksperchild=1) as pool:
+        others = pool.imap(functools.partial(one, broken=arguments.broken), settings)
+        plain = one(Setting.parse(BASE))
+        print(HEAD)
+        for setting in arguments.settings:
+            found = next(others) if setting in settings else plain
+            print(row(found, plain.run), flush=True)
+            print(f"{setting.name}: {found.run.took:.0f} s of CPU, staleness <= {found.run.stale:g}", file=sys.stderr)
+            if setting.max_staleness and found.failed:
+                failed = True
+                print(
+                    f"{setting.name} FAILED: {found.lost} lost, {found.twice} twice, {found.changed} of another "
+                    f"length, {found.run.discarded} discarded, {found.run.late:g} groups overdue",
+                    file=sys.stderr,
+                )
+            rows += figures(found, plain.run)
+    if arguments.json:
+        kinds = (str, int, float, bool, type(None))
+        told = {name: value for name, value in vars(arguments).items() if isinstance(value, kinds)}
+        report("simulate_rollouts", rows, {**told, "update": world.update_s}, subject=arguments.name)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
