@@ -1,4 +1,4 @@
-"""Partial rollouts on a simulated clock: that the collector trains on what it admits, whatever its length, and how fast.
+"""Rollouts on a simulated clock: that the collector trains on what it admits, whatever its length, and how fast.
 
     python tools/simulate_rollouts.py                                # every setting, 3,000 steps each
     python tools/simulate_rollouts.py --settings 0.5/1/abort 0.5/0   # oversample/max_staleness/stragglers
@@ -207,6 +207,7 @@ class SimulatedFleet:
         self._engines = [SimulatedEngine(world) for _ in range(world.engines)]
         self._queue: list[tuple[int, int, int, Sample]] = []
         self._asked: dict[Answer, Asked] = {}
+        self._number = 0
         # Draws of a response, and whether the last has a token.
         self._draws: dict[int, int] = {}
         self._touched: set[int] = set()
@@ -215,7 +216,7 @@ class SimulatedFleet:
 
     def submit(self, request: GenerateRequest, sampling: SamplingParams) -> Answer:
         """Queue a request."""
-        asked = Asked(request, len(self._draws))
+        asked, self._number = Asked(request, self._number), self._number + 1
         begun = [len(tokens) for tokens in request.begun] or [0] * len(request.seeds)
         for index, (seed, tokens) in enumerate(zip(request.seeds, begun, strict=True)):
             if not tokens and seed in self._touched:
@@ -419,7 +420,8 @@ class Run:
 def simulate(setting: Setting, world: World, steps: int, *, broken: bool = False) -> Run:
     """Collect so many steps."""
     began, fleet, source, trained = time.process_time(), SimulatedFleet(world), Stream(), []
-    maker = Maker(DirectJudge({"simulated": lambda *_: KEPT}), list, SamplingParams(world.lengths.limit), world.responses, 1)
+    judge, sampling = DirectJudge({"simulated": lambda *_: KEPT}), SamplingParams(world.lengths.limit)
+    maker = Maker(judge, list, sampling, world.responses, 1)
     config = RolloutConfig(
         oversample=setting.oversample,
         max_staleness=setting.max_staleness,
@@ -508,7 +510,9 @@ HEAD = (
 def row(found: Found, base: Run) -> str:
     """A line of the table."""
     run, setting = found.run, found.run.setting
-    verdict = ("FAILED" if found.failed else "passed") if setting.max_staleness else "biased" if setting.oversample else ""
+    verdict = "biased" if setting.oversample else ""
+    if setting.max_staleness:
+        verdict = "FAILED" if found.failed else "passed"
     cells = (
         f"{setting.oversample:g} | {setting.max_staleness} | {setting.stragglers} | {len(run.admitted):,}",
         f"{len(run.trained):,} | {len(run.unfinished):,} | {run.discarded:,}",
@@ -545,16 +549,16 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--settings", type=Setting.parse, nargs="+", default=all_settings(), help="as 0.5/1/keep")
     made.add_argument("--steps", type=int, default=3000)
-    made.add_argument("--prompts", type=int, default=16, help="of a step")
+    made.add_argument("--prompts", type=int, default=8, help="of a step")
     made.add_argument("--responses", type=int, default=8, help="to a prompt")
-    made.add_argument("--engines", type=int, default=2)
+    made.add_argument("--engines", type=int, default=1)
     made.add_argument("--running", type=int, default=230, help="responses at once in an engine")
     made.add_argument("--lengths", type=Path, help="file of lengths, one number a line; else lognormal")
     made.add_argument("--median", type=float, default=500.0, help="of lengths, in tokens")
     made.add_argument("--sigma", type=float, default=0.76, help="of their logarithms")
     made.add_argument("--limit", type=int, default=4096, help="tokens at which a response is cut")
     made.add_argument("--prompt", type=int, default=1024, help="tokens of a prompt")
-    made.add_argument("--weights", type=float, default=17.2e9 / 2.4e12, help="seconds of a decode step, to read weights")
+    made.add_argument("--weights", type=float, default=17.2e9 / 2.4e12, help="seconds to read the weights once")
     made.add_argument("--cache", type=float, default=94.3e3 / 2.4e12, help="seconds to read a token of the cache")
     made.add_argument("--read", type=float, default=43.6e-6, help="seconds to compute a token of a prompt or prefix")
     made.add_argument("--update", type=float, help="seconds of training a step; default: by tokens, as planned")
@@ -595,22 +599,24 @@ def main() -> int:
     )
     one = functools.partial(examined, world=world, steps=arguments.steps)
     rows, failed, settings = [], False, [each for each in arguments.settings if each.name != BASE or arguments.broken]
-    with multiprocessing.get_context("fork").Pool(arguments.processes, maxtasksperchild=1) as pool:
-        others = pool.imap(functools.partial(one, broken=arguments.broken), settings)
-        plain = one(Setting.parse(BASE))
-        print(HEAD)
-        for setting in arguments.settings:
-            found = next(others) if setting in settings else plain
-            print(row(found, plain.run), flush=True)
-            print(f"{setting.name}: {found.run.took:.0f} s of CPU, staleness <= {found.run.stale:g}", file=sys.stderr)
-            if setting.max_staleness and found.failed:
-                failed = True
-                print(
-                    f"{setting.name} FAILED: {found.lost} lost, {found.twice} twice, {found.changed} of another "
-                    f"length, {found.run.discarded} discarded, {found.run.late:g} groups overdue",
-                    file=sys.stderr,
-                )
-            rows += figures(found, plain.run)
+    mapped = map
+    if arguments.processes > 1:
+        mapped = multiprocessing.get_context("fork").Pool(arguments.processes).imap  # type: ignore[assignment]
+    others = iter(mapped(functools.partial(one, broken=arguments.broken), settings))
+    plain = one(Setting.parse(BASE))
+    print(HEAD)
+    for setting in arguments.settings:
+        found = next(others) if setting in settings else plain
+        print(row(found, plain.run), flush=True)
+        print(f"{setting.name}: {found.run.took:.0f} s of CPU, staleness <= {found.run.stale:g}", file=sys.stderr)
+        if setting.max_staleness and found.failed:
+            failed = True
+            print(
+                f"{setting.name} FAILED: {found.lost} lost, {found.twice} twice, {found.changed} of another "
+                f"length, {found.run.discarded} discarded, {found.run.late:g} groups overdue",
+                file=sys.stderr,
+            )
+        rows += figures(found, plain.run)
     if arguments.json:
         kinds = (str, int, float, bool, type(None))
         told = {name: value for name, value in vars(arguments).items() if isinstance(value, kinds)}

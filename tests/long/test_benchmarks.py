@@ -181,3 +181,13 @@ def test_without_a_gpu_the_whole_check_says_so() -> None:
         [sys.executable, "tools/check_gpu.py"], cwd=REPOSITORY, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2 and done.stderr == "check_gpu: torch finds no GPU on this machine\n"
+
+
+def test_rollouts_are_simulated(tmp_path: Path) -> None:
+    """Enough steps for a mean; a quarter of them is left out of it, not fifty."""
+    settings = "--settings 0.5/0/abort 0.5/1/abort 0.5/2/keep --steps 120 --json"
+    found = run(tmp_path, "simulate_rollouts", settings)
+    for setting in ("0.5/1/abort", "0.5/2/keep"):
+        assert found[f"{setting}: mean length, difference"] == found[f"{setting}: lost, twice, changed"] == 0
+        assert (found[f"{setting}: steps/h"] or 0.0) > 1.2
+    assert (found["0.5/0/abort: mean length, difference"] or 0.0) > 5
