@@ -238,10 +238,10 @@ class SimulatedFleet:
         for asked in [self._asked[answer] for answer in answers if answer in self._asked]:
             for sample in asked.samples:
                 if sample.index not in asked.found:
-                    engine, tokens = sample.engine, 0
-                    if engine is not None:
-                        tokens, sample.engine = engine.sampled(sample), None
-                        engine.count -= 1
+                    at, tokens = sample.engine, 0
+                    if at is not None:
+                        tokens, sample.engine = at.sampled(sample), None
+                        at.count -= 1
                     self._end(sample, tokens)
         ended = {id(sample) for _, _, _, sample in self._queue if sample.index in sample.whole.found}
         self._queue = [entry for entry in self._queue if id(entry[3]) not in ended]
@@ -421,7 +421,7 @@ def simulate(setting: Setting, world: World, steps: int, *, broken: bool = False
     """Collect so many steps."""
     began, fleet, source, trained = time.process_time(), SimulatedFleet(world), Stream(), []
     judge, sampling = DirectJudge({"simulated": lambda *_: KEPT}), SamplingParams(world.lengths.limit)
-    maker = Maker(judge, list, sampling, world.responses, 1)
+    maker = Maker(judge, lambda rows: [""] * len(rows), sampling, world.responses, 1)
     config = RolloutConfig(
         oversample=setting.oversample,
         max_staleness=setting.max_staleness,
