@@ -97,7 +97,7 @@ def test_stale_dlc_gets_a_correction_that_leaves_its_shift(tmp_path: Path) -> No
     assert recipes.at(5).methods["truncated_is"].params.against == "policy"
     assert recipes.at(3).methods["bypass"].params.against == "policy"
     notes = correction_notes(written, recipes)
-    assert any(note.startswith("truncated_is is added") and "recipe.correction=none" in note for note in notes)
+    assert any(note.startswith("truncated_is by token is added") and "recipe.correction=none" in note for note in notes)
     assert any(note.startswith("bypass against policy") and "leaves the shift of dlc" in note for note in notes)
     (tmp_path / "stored.yaml").write_text(dump_yaml(resolved_config(written, recipes)))
     again = build_recipes(load_run(tmp_path / "stored.yaml"), "stored.yaml")
