@@ -485,10 +485,10 @@ def examine(run: Run) -> Found:
     batches = [numpy.percentile(batch, 90) for batch in numpy.array_split(before, BATCHES)]
     return Found(
         run,
-        mean=100 * (after.mean() / mean - 1),
-        mean_error=100 * before.std() / mean / math.sqrt(len(before)),
-        p90=100 * (numpy.percentile(after, 90) / p90 - 1),
-        p90_error=100 * numpy.std(batches, ddof=1) / p90 / math.sqrt(BATCHES),
+        mean=float(100 * (after.mean() / mean - 1)),
+        mean_error=float(100 * before.std() / mean / math.sqrt(len(before))),
+        p90=float(100 * (numpy.percentile(after, 90) / p90 - 1)),
+        p90_error=float(100 * numpy.std(batches, ddof=1) / p90 / math.sqrt(BATCHES)),
         lost=sum(seed not in accounted for seed in run.admitted),
         twice=sum(count > 1 for count in accounted.values()),
         changed=sum(run.admitted[seed][1] != length for seed, length in run.trained),
