@@ -83,7 +83,8 @@ def with_stored_bias(root: Path, config: RunConfig) -> RunConfig:
     with suppress(UserError):
         stored = stored_config(root).get("rollout") or {}
         begun = validate(RolloutConfig, stored, str(root / "config.yaml"))
-        if "allow_length_bias" not in begun.model_fields_set and begun.oversample and not begun.max_staleness:
+        allowed = begun.allow_length_bias or "allow_length_bias" not in begun.model_fields_set
+        if allowed and begun.oversample and not begun.max_staleness:
             return config.model_copy(update={"rollout": config.rollout.model_copy(update={"allow_length_bias": True})})
     return config
 
@@ -95,7 +96,10 @@ def with_stored_memory(root: Path, resolved: ResolvedRun, say: Say) -> ResolvedR
     """
     if resolved.memory is None or holds_no_run(root):
         return resolved
-    params, kept = resolved.memory.params, _schedule_before(stored_config(root))
+    params, stored = resolved.memory.params, stored_config(root)
+    # What an earlier resume took over is in the stored file, and still not in the user's.
+    table: Any = ((stored.get("recipe") or {}).get("dlc") or {}).get("memory") or {}
+    kept = _schedule_before(stored) or {key: table[key] for key in ("lr", "warmup_steps", "decay") if key in table}
     taken = {
         key: value
         for key, value in kept.items()
@@ -150,7 +154,7 @@ def with_stored_correction(root: Path, config: RunConfig) -> RunConfig:
         meant = _before_correction(stored_config(root))
     for key, value in meant.items():
         if key == "correction":
-            update |= {} if key in recipe.model_fields_set else {key: value}
+            update |= {} if key in recipe.model_fields_set or value == recipe.correction else {key: value}
         elif "against" not in recipe.params()[key].model_fields_set:
             update[key] = recipe.params()[key].model_copy(update=value)
     return config.model_copy(update={"recipe": recipe.model_copy(update=update)}) if update else config
@@ -162,8 +166,13 @@ def _before_correction(stored: Tree) -> dict[str, Any]:
     No correction but those named, and those against the sampler.
     """
     recipe = stored.get("recipe")
-    if not isinstance(recipe, dict) or "correction" in recipe:
+    if not isinstance(recipe, dict):
         return {}
+    if "correction" in recipe:
+        # What an earlier resume filled in, which the user's file still does not say.
+        tables = {name: (recipe.get(name) or {}).get("against") for name in ("truncated_is", "bypass")}
+        kept: dict[str, Any] = {name: {"against": value} for name, value in tables.items() if value is not None}
+        return kept | {"correction": recipe["correction"]}
     named = {*recipe.get("methods", []), *(name for stage in recipe.get("schedule", []) for name in stage["methods"])}
     against: dict[str, Any] = {name: {"against": "sampler"} for name in ("truncated_is", "bypass") if name in named}
     behind = (stored.get("rollout") or {}).get("max_staleness")

@@ -93,6 +93,10 @@ def test_a_run_that_oversampled_on_policy_before_there_was_a_key_goes_on(tmp_pat
     assert goes_on.rollout.allow_length_bias
     (told,) = check_resume(tmp_path, goes_on)
     assert told.startswith("changed since the last attempt: rollout.allow_length_bias: False -> True (")
+    # The resume stores it, and the next one reads the same file of the user's.
+    path.write_text(dump_yaml(goes_on))
+    again = with_stored_bias(tmp_path, _config(*biased))
+    assert again.rollout.allow_length_bias and check_resume(tmp_path, again) == []
     refused = _config(*biased, "rollout.allow_length_bias=false")
     assert with_stored_bias(tmp_path, refused) is refused
 
@@ -126,6 +130,9 @@ def test_a_memory_network_goes_on_by_the_schedule_of_the_policy_where_it_began_s
         later = check(load_run(tmp_path / "again" / "config.yaml"), "run.yaml")
         assert with_stored_memory(tmp_path / "again", later, said.append) is later
         assert check_resume(tmp_path / "again", later.config) == []
+        # And the user's own file goes on there too, attempt after attempt.
+        third = with_stored_memory(tmp_path / "again", check(_config(*DLC), "run.yaml"), said.append)
+        assert check_resume(tmp_path / "again", third.config) == []
 
 
 def test_a_memory_networks_schedule_that_is_set_is_another_run(tmp_path: Path) -> None:
@@ -159,6 +166,10 @@ def test_a_run_begun_before_corrections_were_added_keeps_what_it_trained_with(tm
         assert goes_on.recipe.correction == "none"
         assert goes_on.recipe.params()["truncated_is"].against == ("sampler" if key == "against" else None)
         assert check_resume(root, goes_on) == []
+        # The resume stores what it filled in; the next one reads the same file of the user's.
+        path.write_text(dump_yaml(goes_on))
+        again = with_stored_correction(root, _config(*given))
+        assert again.recipe.correction == "none" and check_resume(root, again) == []
     chosen = _config(*given, "recipe.correction=auto", "recipe.truncated_is.against=policy")
     assert with_stored_correction(root, chosen) == chosen
     with pytest.raises(UserError, match=r"recipe.correction was 'none' and is now 'auto'; recipe.truncated_is.against"):

@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from megasharp.common.errors import EnginesLost, NotSampled, RunFailed
 from megasharp.common.records import Completion, FinishReason, GenerateRequest, SamplingParams
@@ -353,6 +353,8 @@ class Router:
         if isinstance(answer, Refused):
             whole.settle(NotSampled(f"the engine refused it: {answer.message}"))
             return
+        if answer.finish_reason is FinishReason.LENGTH:
+            answer = _short_of_its_limit(answer, whole.sampling.max_tokens - sample.begun)
         aborted = answer.finish_reason is FinishReason.ABORT
         if aborted and not answer.tokens.numel() and not whole.ended and sample.attempts < self._settings.attempts:
             sample.avoid = member
@@ -396,7 +398,10 @@ class Router:
 
     async def _end_on(self, member: Member) -> None:
         """End what is to end on one engine: in one call where that is all that it has."""
-        api, samples = member.process.api, self._under_way[member]
+        api, samples = member.process.api, self._under_way.get(member)
+        if samples is None:
+            # Its last one was answered meanwhile.
+            return
         ended = [sample for sample in samples if sample.whole.ended]
         if len(ended) < len(samples):
             now = time.monotonic()
@@ -410,6 +415,17 @@ class Router:
         finally:
             member.load.closed = False
             self._admit_soon()
+
+
+def _short_of_its_limit(answer: Completion, most: int) -> Completion:
+    """Return a response that its engine cut before `most` new tokens as one that it ended: it has no room for more."""
+    if answer.tokens.numel() >= most:
+        return answer
+    cause = (
+        f"the engine cut it at {answer.tokens.numel()} of {most} new tokens, for want of room in its cache; raise "
+        "max_total_tokens or mem_fraction_static in rollout.sglang, or lower the lengths"
+    )
+    return replace(answer, finish_reason=FinishReason.ABORT, cause=cause)
 
 
 async def _abort(api: EngineApi, names: Sequence[str]) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+
 import pytest
+import torch
+from cases import each_case
 from waiting import HANG_S, wait_until
 
-from megasharp.common.records import FinishReason, GenerateRequest, SamplingParams
+from megasharp.common.records import Completion, FinishReason, GenerateRequest, SamplingParams
 from megasharp.config.rollout import RolloutConfig
 from megasharp.rollout.sglang.client.admission import Lengths, Load, choose, limits_of
 from megasharp.rollout.sglang.client.api import Limits, Room
+from megasharp.rollout.sglang.client.router import _short_of_its_limit
 from tests.unit.rollout.sglang.conftest import Make
 from tests.unit.rollout.sglang.test_fleet import SAMPLING, check_all, engine_of, prompts
 
@@ -94,6 +100,20 @@ def test_what_ends_without_a_token_is_sent_again_and_given_up_in_the_end(make: M
     [completion] = stand_ins.fleet.submit(GenerateRequest((1, 7), (1,)), SAMPLING).result(timeout=HANG_S)
     ended = FinishReason.LENGTH if barren == 2 else FinishReason.ABORT
     assert (completion.finish_reason, stand_ins.fleet.retried) == (ended, 2)
+
+
+def test_an_abort_finds_an_engine_whose_last_response_was_just_answered(make: Make) -> None:
+    router = make(1).fleet._router
+    (member,) = router._members.all
+    asyncio.run_coroutine_threadsafe(router._end_on(member), router._loop).result(timeout=HANG_S)
+
+
+@each_case(("tokens", "reason"), [(0, FinishReason.ABORT), (3, FinishReason.ABORT), (4, FinishReason.LENGTH)])
+def test_a_response_that_is_cut_short_of_its_limit_did_not_finish(tokens: int, reason: FinishReason) -> None:
+    """An engine without room in its cache says `length` as well; it would count as an answer."""
+    cut = replace(Completion.unsampled(1, SAMPLING), tokens=torch.arange(tokens), finish_reason=FinishReason.LENGTH)
+    judged = _short_of_its_limit(cut, 4)
+    assert judged.finish_reason is reason and ("for want of room" in (judged.cause or "")) == (tokens < 4)
 
 
 def test_what_an_engine_never_begins_goes_to_another(make: Make) -> None:
