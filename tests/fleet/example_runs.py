@@ -52,7 +52,9 @@ def engine_leaders(process: subprocess.Popen[str]) -> dict[int, psutil.Process]:
     """Every engine's first process by its number."""
     found = {}
     for child in psutil.Process(process.pid).children(recursive=True):
-        words = child.cmdline()
+        words: list[str] = []
+        with suppress(psutil.NoSuchProcess):
+            words = child.cmdline()
         if "megasharp.rollout.sglang.engine" in words and words[-1].endswith(".json"):
             found[int(Path(words[-1]).stem.removeprefix("engine_"))] = child
     return found
