@@ -169,11 +169,13 @@ class Kept:
 class Limits:
     """Time limits of a run in seconds, None where there is none.
 
-    `response`: from a response's first token to its last (`rollout.request_limit_s`). `parts`: of a step's parts, by
-    their names in a plan's times, each with its key.
+    `response`: from a response's first token to its last (`rollout.request_limit_s`). `first_token`: from when an
+    engine has a response to its first token (`rollout.first_token_limit_s`, or what stands for null). `parts`: of a
+    step's parts, by their names in a plan's times, each with its key.
     """
 
     response: float | None
+    first_token: float | None
     parts: Mapping[str, tuple[str, float | None]]
 
 

@@ -41,6 +41,8 @@ _GIB = 2**30
 _CPU_POOL, _CPU_REQUESTS, _MEMORY_ROWS = 16_384, 64, 256
 # CUDA context and NCCL's buffers of an engine's process, which stay while it sleeps. An assumption, not measured.
 CONTEXT = 1_000_000_000
+# Of what an engine runs, so much more is sent to it as a queue (rollout/sglang/client/admission.py).
+_QUEUE_SHARE = 0.1
 # PCIe 5.0 x16, one direction, at what copies from pinned memory reach.
 _HOST_LINK = 50e9
 # Bytes of a token that the memory network learns again (`records.Sampled`).
@@ -182,6 +184,17 @@ def longest_response_seconds(request: Request, engine: EngineMemory) -> float | 
     if gpu is None or engine.at_once < 1:
         return None
     return lengths.response_longest * step_bytes(engine, lengths) / (gpu.bandwidth * request.rates.bandwidth)
+
+
+def first_token_seconds(request: Request, engine: EngineMemory) -> float | None:
+    """Seconds that an engine has the last response of its queue before it begins; None on CPUs, and where none waits.
+
+    The queue is a tenth of what runs, and responses end one by one: a tenth of a response of mean length.
+    """
+    longest, lengths = longest_response_seconds(request, engine), request.batch.lengths
+    if longest is None or engine.requests <= engine.at_once:
+        return None
+    return _QUEUE_SHARE * longest * lengths.response / lengths.response_longest
 
 
 def step_bytes(engine: EngineMemory, lengths: Lengths, at_once: int | None = None) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from megasharp.planner.memory import HANDOVER, SAMPLING, Rows
 from megasharp.planner.records import Checkpoint, EngineMemory, Problem, Request, StageMemory, StageTime
-from megasharp.planner.seconds import longest_response_seconds
+from megasharp.planner.seconds import first_token_seconds, longest_response_seconds
 
 _MORE_CACHE = "raise rollout.sglang.mem_fraction_static or rollout.tp"
 _BUBBLE, _TIGHT, _SAVE_SECONDS = 0.10, 0.95, 60.0
@@ -221,6 +221,9 @@ def _limits(
         what = f"a response of {request.batch.lengths.response_longest:,} tokens, from its first to its last,"
         seconds, limit = longest_response_seconds(request, engine), request.limits.response
         checks.append((what, seconds, "rollout.request_limit_s", limit, "it ends there and is not trained on"))
+        seconds, limit = first_token_seconds(request, engine), request.limits.first_token
+        end = "it is sent again, three times at most"
+        checks.append(("the first token of a queued response", seconds, "rollout.first_token_limit_s", limit, end))
     for what, seconds, key, limit, consequence in checks:
         if seconds is None or limit is None or _NEAR * seconds <= limit:
             continue

@@ -43,6 +43,7 @@ from megasharp.planner.records import (
 )
 from megasharp.planner.suggest import make_plan, suggest
 from megasharp.planner.text import plan_text, plan_tree, suggestions_text
+from megasharp.rollout.sglang.client.admission import limits_of
 from megasharp.trainer.resolve.devices import asks_for_gpus
 from megasharp.trainer.resolve.engine_settings import check_engine_keys, choose_transport
 from megasharp.trainer.resolve.models import memory_path
@@ -303,7 +304,8 @@ def _limits(config: RunConfig) -> Limits:
         if name in ("rollout", "checkpoint")
     }
     parts = dict.fromkeys(("annotate", "update", "memory", "sync"), of_any)
-    return Limits(config.rollout.request_limit_s, parts | long_stages)
+    limits = limits_of(config.rollout)
+    return Limits(limits.response_s, limits.first_token_s, parts | long_stages)
 
 
 def _kept(config: RunConfig) -> Kept:

@@ -206,6 +206,10 @@ PROBLEMS = {
     ),
     "rollout.request_limit_s=90": ("error", "and rollout.request_limit_s is 90: it ends there and is not trained on"),
     "rollout.request_limit_s=600": ("warning", "a response of 8,192 tokens, from its first to its last, takes 3"),
+    "rollout.first_token_limit_s=5 rollout.sglang.max_running_requests=64": (
+        "error",
+        "and rollout.first_token_limit_s is 5: it is sent again, three times at most; raise it",
+    ),
     "guard.long_stages.rollout=60": ("error", "and guard.long_stages.rollout is 60: the watchdog ends the run there"),
     "guard.stage_timeout_s=60": ("error", "the update takes"),
 }
