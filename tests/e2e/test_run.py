@@ -292,7 +292,7 @@ def test_a_reward_that_does_not_work_ends_a_run_before_it_loads_or_with_a_checkp
     log = command.runs / "some" / "logs" / "attempt_1" / "verifiers.log"
     assert "reward.function fails (ZeroDivisionError: division by zero)" in out and "in some" in out
     assert "the third step in a row (guard.reward_errors is 0.05)" in line and "with a checkpoint" in line
-    assert "line 2, in some: def some" in line and f"traceback in {log}" in line
+    assert "line 2, in some: def some" in line and f"more in {log}" in line
     rows = command.rows("some")
     assert [row["step"] for row in rows] == [1, 2, 3] and all(0.05 < row["reward/errors"] < 1 for row in rows)
     assert " more: ZeroDivisionError at " in log.read_text() and log.read_text().count("Traceback") == 1
