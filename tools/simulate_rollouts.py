@@ -98,7 +98,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What is sampled, and what time it takes: all but the collector's setting."""
+    """The workload and its rates: all but the collector's setting."""
 
     lengths: Lengths
     prompts: int
@@ -403,7 +403,7 @@ def all_settings() -> list[Setting]:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a setting did: by seed, the step and length of each admitted response; seeds and lengths as trained."""
+    """The outcome of a setting: step and length of each admitted response by seed; seeds and lengths as trained."""
 
     setting: Setting
     admitted: dict[int, tuple[int, int]]
@@ -444,7 +444,7 @@ def simulate(setting: Setting, world: World, steps: int, *, broken: bool = False
         late += found.metrics["rollout/overdue"]
         fleet.go_on(world.update_s)
         fleet.push(step)
-    # What was taken but never sent to an engine was not admitted.
+    # A prompt that was taken but never sent to an engine was not admitted.
     seeds = [seed for left in collector.unfinished() for seed in maker.request(prompt_at(left.position)).seeds]
     unfinished = [seed for seed in seeds if seed in fleet.admitted]
     took = time.process_time() - began
@@ -467,7 +467,7 @@ class Found:
 
     @property
     def failed(self) -> bool:
-        """Whether a claim of partial rollouts is broken."""
+        """Return True where a claim of partial rollouts is broken."""
         exact = self.balanced and not (self.lost or self.twice or self.changed or self.run.discarded or self.run.late)
         return not (exact and abs(self.mean) <= BAR and abs(self.p90) <= BAR)
 

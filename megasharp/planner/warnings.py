@@ -10,7 +10,7 @@ from megasharp.planner.seconds import first_token_seconds, longest_response_seco
 
 _MORE_CACHE = "raise rollout.sglang.mem_fraction_static or rollout.tp"
 _BUBBLE, _TIGHT, _SAVE_SECONDS = 0.10, 0.95, 60.0
-# Predictions by roofline may be wrong by this factor, so a limit that is not so far away is told.
+# A roofline prediction may be off by this factor, so a limit within it gets a warning.
 _NEAR = 2.0
 
 

@@ -97,7 +97,7 @@ def with_stored_memory(root: Path, resolved: ResolvedRun, say: Say) -> ResolvedR
     if resolved.memory is None or holds_no_run(root):
         return resolved
     params, stored = resolved.memory.params, stored_config(root)
-    # What an earlier resume took over is in the stored file, and still not in the user's.
+    # The stored file has the values that an earlier resume took over; the user's file still has not.
     table: Any = ((stored.get("recipe") or {}).get("dlc") or {}).get("memory") or {}
     kept = _schedule_before(stored) or {key: table[key] for key in ("lr", "warmup_steps", "decay") if key in table}
     taken = {
@@ -169,7 +169,7 @@ def _before_correction(stored: Tree) -> dict[str, Any]:
     if not isinstance(recipe, dict):
         return {}
     if "correction" in recipe:
-        # What an earlier resume filled in, which the user's file still does not say.
+        # Values that an earlier resume filled in; the user's file still has none.
         tables = {name: (recipe.get(name) or {}).get("against") for name in ("truncated_is", "bypass")}
         kept: dict[str, Any] = {name: {"against": value} for name, value in tables.items() if value is not None}
         return kept | {"correction": recipe["correction"]}

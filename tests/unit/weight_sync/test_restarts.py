@@ -209,10 +209,8 @@ def test_requests_wait_for_the_only_engine_and_it_gets_the_weights_of_before_aga
         stand_ins.fleet.generate(REQUESTS, SAMPLING)
 
 
-def test_on_shared_devices_the_learner_leaves_for_the_only_engine_that_was_lost_asleep(
-    make: Make, sync: MakeSync
-) -> None:
-    stand_ins = make(1, restarts=1, sleep=True)
+def on_shared_devices(stand_ins: StandIns, sync: MakeSync) -> tuple[StandIns, Learner, FleetSync, Colocated]:
+    """Engines that hold the first weights and no cache, and a learner that has the devices, as between two steps."""
     learner, pushing = Learner(stand_ins), sync(stand_ins, "shared_memory")
     sleeper = Sleeper(stand_ins.fleet.members, stand_ins.fleet.settle)
     sleeper.sleep()
@@ -220,6 +218,13 @@ def test_on_shared_devices_the_learner_leaves_for_the_only_engine_that_was_lost_
     stand_ins.fleet.push_again_with(lambda: None, phases.lent)
     phases.handover()
     pushing.push(source(0))
+    return stand_ins, learner, pushing, phases
+
+
+def test_on_shared_devices_the_learner_leaves_for_the_only_engine_that_was_lost_asleep(
+    make: Make, sync: MakeSync
+) -> None:
+    stand_ins, learner, pushing, phases = on_shared_devices(make(1, restarts=1, sleep=True), sync)
     phases.sampling()
     phases.training()
     lose(stand_ins, 0)
@@ -237,14 +242,7 @@ def test_on_shared_devices_the_learner_leaves_for_the_only_engine_that_was_lost_
 def test_on_shared_devices_one_of_two_restarts_while_engines_sample_and_the_learner_waits_for_it(
     make: Make, sync: MakeSync
 ) -> None:
-    stand_ins = make(2, restarts=1, sleep=True)
-    learner, pushing = Learner(stand_ins), sync(stand_ins, "shared_memory")
-    sleeper = Sleeper(stand_ins.fleet.members, stand_ins.fleet.settle)
-    sleeper.sleep()
-    phases = Colocated([learner], sleeper)
-    stand_ins.fleet.push_again_with(lambda: None, phases.lent)
-    phases.handover()
-    pushing.push(source(0))
+    stand_ins, learner, pushing, phases = on_shared_devices(make(2, restarts=1, sleep=True), sync)
     lose(stand_ins, 1)
     stand_ins.fleet.tend()
     assert not stand_ins.fleet._restarts._starting, "a start beside the learner"  # type: ignore[union-attr]

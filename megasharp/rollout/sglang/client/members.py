@@ -9,7 +9,7 @@ where there is no other they wait, as long as one may come back (`may_return`).
 
 Engines that share devices with the learner start only while the engines have these devices: they take memory for
 weights and cache at their start. How much of it is for the cache SGLang decides by what is free, which is another
-amount than at the run's start, so they are told the size that their place had before.
+amount than at the run's start, so each gets the cache size of the engine before it.
 """
 
 from __future__ import annotations

@@ -366,7 +366,7 @@ class Router:
 
     def _failed(self, sample: _Sample, member: Member, why: str) -> None:
         whole = sample.whole
-        # What it had of the prompt is gone, or in doubt.
+        # The engine's cache of the prompt is lost, or in doubt.
         whole.readings.pop(member, None)
         if whole.ended:
             whole.put(sample.index, sample.unsampled())
@@ -407,7 +407,7 @@ class Router:
             now = time.monotonic()
             await _abort(api, [sample.name for sample in ended if now - sample.sent >= _ABORT_S])
             return
-        # What would come meanwhile would end too.
+        # A response that is sent during the call would be aborted too.
         member.load.closed = True
         try:
             with suppress(EngineFailed):

@@ -1,4 +1,4 @@
-"""What a memory network with a window sees, against the mask written out over the whole sequence."""
+"""The keys that a memory network with a window sees, against the mask written out over the whole sequence."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_an_abort_does_not_overtake_its_request(make: Make, monkeypatch: pytest.
 
 
 def test_all_that_an_engine_has_ends_in_one_call(make: Make) -> None:
-    """What waits gets its place only afterwards."""
+    """A waiting response gets its place only afterwards."""
     stand_ins = make(1, delay=3600.0, running=20)
     ended, others = prompts(9)[:8], prompts(9)[8:]
     futures = [stand_ins.fleet.submit(request, SAMPLING) for request in ended]
