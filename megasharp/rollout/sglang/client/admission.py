@@ -72,10 +72,14 @@ class Lengths:
 
 
 class Load:
-    """The samples that one engine was given and has not answered. A `closed` engine gets nothing."""
+    """The samples that one engine was given and has not answered. A `closed` engine gets nothing.
+
+    `turn` is the number, among all engines' samples, of the one that it got last.
+    """
 
     def __init__(self, room: Room) -> None:
         self.room = room
+        self.turn = 0
         self.responses = 0
         self.tokens = 0.0
         self.closed = False
@@ -123,11 +127,12 @@ class Load:
 def choose(loads: Sequence[Load], homes: Collection[Load], takes: Callable[[Load], bool]) -> Load | None:
     """The engine for a response, or None where it is to wait; `homes` have its prompt's cache.
 
-    A home comes first. Where each is full, another engine does only if it is clearly less loaded.
+    A home comes first. Where each is full, another engine does only if it is clearly less loaded. Engines that are
+    equally loaded take turns.
     """
     free = [load for load in loads if takes(load)]
     at_home = [load for load in loads if load in homes]
     if at_home:
         most = _CLEARLY_LESS * min(load.share for load in at_home)
         free = [load for load in free if load in homes] or [load for load in free if load.share <= most]
-    return min(free, key=lambda load: load.share, default=None)
+    return min(free, key=lambda load: (load.share, load.turn), default=None)

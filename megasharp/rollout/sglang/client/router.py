@@ -144,6 +144,7 @@ class Router:
         self._waiting: list[_Waiting] = []
         self._under_way: dict[Member, set[_Sample]] = {}
         self._count = 0
+        self._turn = 0
         self._number = 0
         self._most = _allow_files()
         self._admitting = False
@@ -288,6 +289,8 @@ class Router:
     def _send(self, sample: _Sample, member: Member) -> None:
         whole = sample.whole
         member.load.add(whole, len(whole.request.tokens), sample.expected)
+        self._turn += 1
+        member.load.turn = self._turn
         self._under_way.setdefault(member, set()).add(sample)
         self._count += 1
         whole.readings.setdefault(member, None)

@@ -73,6 +73,12 @@ def test_the_limit_to_the_first_token_follows_the_other() -> None:
     assert limits_of(RolloutConfig(first_token_limit_s=7.0)) == Limits(7.0, 1800.0)
 
 
+def test_idle_engines_take_turns(make: Make) -> None:
+    stand_ins = make(2)
+    found = [stand_ins.fleet.generate([one], SAMPLING)[0][0] for one in prompts(4, samples=1)]
+    assert [float(completion.policy_logp[0]) for completion in found] == [-1, -2, -1, -2]
+
+
 def test_time_in_a_queue_does_not_count(make: Make) -> None:
     """8 responses of 0.1 s, one at a time, with 0.4 s for each: whoever counts the wait loses most of them."""
     stand_ins = make(1, running=1, delay=0.1, request_limit_s=0.4)
