@@ -11,7 +11,7 @@ once for all of its responses on an engine, which share it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 
 from megasharp.common.records import GenerateRequest, SamplingParams
 from megasharp.config.rollout import RolloutConfig
@@ -90,21 +90,26 @@ class Load:
         """Part of the room that is taken."""
         return max(self.responses / self.room.responses, self.tokens / self.room.tokens)
 
-    @property
-    def full(self) -> bool:
-        """True where not even a response of no tokens may come."""
-        return not self._takes(0.0)
-
     def takes(self, prompt: Hashable, length: int, expected: float) -> bool:
         """Return True where a response may come, whose prompt of `length` tokens is known by `prompt`."""
-        return self._takes(self._cost(prompt, length, expected))
+        most, least = self.bounds()
+        cost = self._cost(prompt, length, expected)
+        return cost <= most or cost >= least
 
-    def _takes(self, cost: float) -> bool:
-        if self.closed or not self.responses:
-            return not self.closed
+    def bounds(self) -> tuple[float, float]:
+        """Return two costs in tokens, of prompt and response: it takes what costs no more than the one, or no less than
+        the other. The queue has a share of the room, and always place for two responses, however long.
+        """
+        nothing = -math.inf, math.inf
+        if self.closed:
+            return nothing
+        if not self.responses:
+            return math.inf, -math.inf
         queue = max(_QUEUE_LEAST, math.ceil(_QUEUE_SHARE * self.room.responses))
-        spare = max(_QUEUE_LEAST * cost, _QUEUE_SHARE * self.room.tokens)
-        return self.responses < self.room.responses + queue and self.tokens + cost <= self.room.tokens + spare
+        if self.responses >= self.room.responses + queue:
+            return nothing
+        over = self.tokens - self.room.tokens
+        return _QUEUE_SHARE * self.room.tokens - over, over / (_QUEUE_LEAST - 1)
 
     def add(self, prompt: Hashable, length: int, expected: float) -> None:
         """A response is sent to the engine."""
@@ -122,6 +127,12 @@ class Load:
 
     def _cost(self, prompt: Hashable, length: int, expected: float) -> float:
         return expected if prompt in self._of_prompt else length + expected
+
+
+def bounds(loads: Iterable[Load]) -> tuple[float, float]:
+    """Return the widest `Load.bounds`: no engine takes what costs more than the one and less than the other."""
+    of_each = [load.bounds() for load in loads]
+    return max(most for most, _ in of_each), min(least for _, least in of_each)
 
 
 def choose(loads: Sequence[Load], homes: Collection[Load], takes: Callable[[Load], bool]) -> Load | None:

@@ -19,6 +19,7 @@ a request for mu would be sampled without it, unnoticed. `docs/sglang.md` has wh
 from __future__ import annotations
 
 import asyncio
+import math
 import resource
 import threading
 import time
@@ -32,7 +33,7 @@ from dataclasses import dataclass, field, replace
 
 from megasharp.common.errors import EnginesLost, NotSampled, RunFailed
 from megasharp.common.records import Completion, FinishReason, GenerateRequest, SamplingParams
-from megasharp.rollout.sglang.client.admission import Lengths, Load, choose
+from megasharp.rollout.sglang.client.admission import Lengths, Load, bounds, choose
 from megasharp.rollout.sglang.client.api import EngineApi, EngineFailed, Limits, Refused
 from megasharp.rollout.sglang.client.members import Member, Members
 
@@ -258,14 +259,17 @@ class Router:
             self._give_up_where_nobody_comes()
             return
         self._nobody_since = None
+        most, least = bounds(serving)
         for waiting in self._waiting:
-            if self._count >= self._most or all(load.full for load in serving):
+            if self._count >= self._most or (most < 0 and least == math.inf):
                 break
-            while waiting.samples and self._count < self._most:
+            # Of thousands that wait, hardly one has room when an answer comes: the others are passed over at once.
+            while waiting.samples and self._count < self._most and self._may_fit(waiting.samples[0], most, least):
                 member = self._place(waiting.samples[0], serving)
                 if member is None:
                     break
                 self._send(waiting.samples.popleft(), member)
+                most, least = bounds(serving)
         self._waiting = [waiting for waiting in self._waiting if waiting.samples]
 
     def _give_up_where_nobody_comes(self) -> None:
@@ -277,10 +281,14 @@ class Router:
                 waiting.whole.settle(error)
             self._waiting = []
 
-    def _place(self, sample: _Sample, serving: dict[Load, Member]) -> Member | None:
+    def _may_fit(self, sample: _Sample, most: float, least: float) -> bool:
+        """Return False where no engine with such `bounds` takes the response, its prompt cached there or not."""
         whole = sample.whole
         sample.expected = self._lengths.expected(whole.request, sample.begun, whole.sampling)
-        length = len(whole.request.tokens)
+        return sample.expected <= most or sample.expected + len(whole.request.tokens) >= least
+
+    def _place(self, sample: _Sample, serving: dict[Load, Member]) -> Member | None:
+        whole, length = sample.whole, len(sample.whole.request.tokens)
         loads = [load for load, member in serving.items() if member is not sample.avoid] or list(serving)
         homes = {member.load for member in whole.readings}
         found = choose(loads, homes, lambda load: load.takes(whole, length, sample.expected))
