@@ -132,9 +132,7 @@ class AsyncRollouts:
         prompt. `SaveAsked` goes through: the step's prompts, with what was sampled of them, are `unfinished` then.
         """
         started = time.perf_counter()
-        # Minus what was counted before this step; the engine's count at its end is added below.
-        counts = Counts(retried=-self._engine.retried)
-        self._engine.take_retried()
+        counts = self._counts_from_now()
         sampling = self._maker.sampling_for(order)
         self._put_right(sampling, counts)
         step = _Step(self, order, sampling, lambda: self._new(source), counts)
@@ -156,6 +154,15 @@ class AsyncRollouts:
         total = time.perf_counter() - started
         seconds = {"rollout": total - step.reward_seconds, "reward": step.reward_seconds}
         return Collected(groups, seconds, {**counts.metrics(), **staleness(kept)}, counts.tally)
+
+    def _counts_from_now(self) -> Counts:
+        """Begin a step's counts. Evaluations sent responses again too, which no step counts."""
+        in_flight = {seed for work in self._backlog for seed in work.in_flight}
+        between = [seed for seed in self._engine.take_retried() if seed in in_flight]
+        # The engine's count at the step's end is added.
+        counts = Counts(retried=len(between) - self._engine.retried)
+        counts.tally.retried(between)
+        return counts
 
     def _new(self, source: PromptSource) -> PromptWork:
         (prompt,) = source.take(1)

@@ -196,6 +196,11 @@ class PromptWork:
         return self.future is not None or any(c is not None and c.tokens.numel() for c in self._completions)
 
     @property
+    def in_flight(self) -> list[int]:
+        """Seeds of the responses that are asked for and not answered."""
+        return [] if self.future is None else [self._request.seeds[index] for index in self._open]
+
+    @property
     def completions(self) -> list[Completion]:
         """The responses of a complete work, in the order of the request's seeds."""
         assert self.complete

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
 from megasharp.common.records import Completion, FinishReason, Group, Outcome, Prompt, Response, TaskAnswer, Verdict
 from megasharp.rollout.step_request import Collected
 from megasharp.rollout.tally import SURPLUS, Tally
-from tests.unit.rollout.standin_engine import completion, length
+from tests.unit.rollout.standin_engine import StandInEngine, completion, length
 from tests.unit.rollout.test_async_collector import SAMPLING, Held, Prompts, dropping, numbers, order, rollouts
 
 
@@ -62,6 +63,21 @@ def collected(found: Collected) -> dict[str, float]:
 
 def lengths_of(seeds: Sequence[int]) -> list[int]:
     return [length(seed, SAMPLING.max_tokens) for seed in seeds]
+
+
+def test_what_is_sent_again_between_two_steps_counts_in_the_second() -> None:
+    """An evaluation's response that is sent again at that time counts in none."""
+    gate = threading.Event()
+    engine, source = StandInEngine(lambda prompt: 0.0 * (prompt < 2 or gate.wait())), Prompts()
+    collector = rollouts(engine, oversample=1.0, max_staleness=1, stragglers="keep")
+    collector.collect(source, order(1, wanted=2))
+    kept = next(request.seeds[0] for request in engine.asked if request.tokens == (3,))
+    again = [kept, kept, -1]
+    engine.take_retried = lambda: [again.pop() for _ in range(len(again))]  # type: ignore[method-assign]
+    engine.retried += 3
+    gate.set()
+    found = collector.collect(source, order(2, wanted=2, last=True))
+    assert (found.metrics["rollout/retried"], collected(found)["responses/retried"]) == (2, 2)
 
 
 def test_stragglers_are_asked_for_once_and_discarded_with_what_they_have() -> None:
