@@ -34,6 +34,9 @@ from megasharp.rollout.sglang.bucket import Entry
 from megasharp.rollout.sglang.identity import FIELD as IDENTITY
 
 Json = Mapping[str, Any]
+# A version that nobody wants: of weights that another run pushed.
+FOREIGN = -2
+FOREIGN_WEIGHTS = "holds weights that another run pushed (an engine serves one run at a time)"
 # SGLang's version label of the weights that an engine started with.
 _INITIAL_VERSION = "default"
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
@@ -95,20 +98,20 @@ def _sampling(sampling: SamplingParams, begun: int, limits: Limits | None) -> di
     return {**fields, "custom_params": custom} if custom else fields
 
 
-def completions(answer: object, seeds: Sequence[int], sampling: SamplingParams) -> list[Completion]:
-    """Parse the answer to `generate_body`, in the order of `seeds`.
+def completions(answer: object, seeds: Sequence[int], sampling: SamplingParams, owner: str = "") -> list[Completion]:
+    """Parse the answer to `generate_body`, in the order of `seeds`; the weights must be `owner`'s.
 
     Raises MalformedAnswer for an answer that is none, UserError where a network's log-probs are not finite.
     """
     if not isinstance(answer, list) or len(answer) != len(seeds):
         raise MalformedAnswer(f"asked for {len(seeds)} samples, got {str(answer)[:200]}")
     try:
-        return [_completion(item, seed, sampling) for item, seed in zip(answer, seeds, strict=True)]
+        return [_completion(item, seed, sampling, owner) for item, seed in zip(answer, seeds, strict=True)]
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise MalformedAnswer(f"{type(error).__name__}: {error}") from error
 
 
-def _completion(item: Json, seed: int, sampling: SamplingParams) -> Completion:
+def _completion(item: Json, seed: int, sampling: SamplingParams, owner: str) -> Completion:
     meta: Json = item["meta_info"]
     tokens = torch.tensor(item["output_ids"], dtype=torch.int64)
     count = tokens.numel()
@@ -117,7 +120,7 @@ def _completion(item: Json, seed: int, sampling: SamplingParams) -> Completion:
         # Aborted while it waited to be computed, or computed again: SGLang then answers without our numbers.
         return Completion.unsampled(seed, sampling)
     standard = [pair[0] for pair in meta.get("output_token_logprobs") or []]
-    spans = tuple(_spans(meta, count))
+    spans = tuple(_spans(meta, count, owner))
     version = spans[-1].version if spans else -1
     with_memory = sampling.memory_mu is not None
     truncated = sampling.top_p < 1.0 or sampling.top_k > 0
@@ -172,16 +175,43 @@ def _candidates(meta: Json, count: int, most: int) -> Tensor:
     return torch.stack([_numbers(meta[name], count) for name in names], dim=1)
 
 
-def _spans(meta: Json, count: int) -> list[VersionSpan]:
-    """Read which version sampled which tokens; a span past the last token is cut."""
+def _spans(meta: Json, count: int, owner: str) -> list[VersionSpan]:
+    """Read which of `owner`'s versions sampled which tokens; a span past the last token is cut."""
     named = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": count}]
-    spans = [VersionSpan(version_number(s["version"]), int(s["start"]), min(int(s["end"]), count)) for s in named]
+    labels = [WeightLabel.parse(each["version"]) for each in named]
+    if not all(label.belongs_to(owner) for label in labels):
+        raise ValueError(f"it {FOREIGN_WEIGHTS}")
+    spans = [
+        VersionSpan(label.version, int(each["start"]), min(int(each["end"]), count))
+        for label, each in zip(labels, named, strict=True)
+    ]
     return [span for span in spans if span.start < span.end]
 
 
-def version_number(name: object) -> int:
-    """The weights' version as we count it; -1 for those an engine started with. Raises ValueError for other names."""
-    return -1 if name == _INITIAL_VERSION else int(str(name))
+@dataclass(frozen=True, slots=True)
+class WeightLabel:
+    """SGLang's label of an engine's weights: their version as the run counts it, -1 for those it started with.
+
+    An engine that others started may serve another run: there the label names the run's process too, `7@a1b2c3`.
+    """
+
+    version: int
+    owner: str = ""
+
+    @classmethod
+    def parse(cls, name: object) -> WeightLabel:
+        """Read a label. Raises ValueError for one that is not ours."""
+        if name == _INITIAL_VERSION:
+            return cls(-1)
+        version, _, owner = str(name).partition("@")
+        return cls(int(version), owner)
+
+    def __str__(self) -> str:
+        return f"{self.version}@{self.owner}" if self.owner else str(self.version)
+
+    def belongs_to(self, owner: str) -> bool:
+        """Return True unless another one pushed these weights."""
+        return self.version == -1 or self.owner == owner
 
 
 # The function in the engine that reads a bucket file; the server lists it among its --custom-weight-loader.
@@ -260,12 +290,14 @@ class GroupSeat:
 class EngineApi:
     """One server. Every call may raise EngineFailed or EngineSlow.
 
-    Limits are in seconds; each holds for connecting and for each wait for data.
+    Limits are in seconds; each holds for connecting and for each wait for data. Weights that it brings are labelled
+    with `owner`, and only such ones are taken for ours.
     """
 
     host: str
     port: int
     key: str
+    owner: str = ""
 
     def healthy(self, limit: float) -> bool:
         """Return True where the server answers and its scheduler is alive (if idle, it samples a token).
@@ -275,14 +307,19 @@ class EngineApi:
         return self._call("GET", "/health", None, limit).status == 200
 
     def version(self, limit: float = CONTROL_S) -> int:
-        """Return the weights' version that the server serves; -1 for those it started with.
+        """Return the weights' version that the server serves; -1 for those it started with, FOREIGN for another's.
 
         Raises EngineFailed where the engine fails or names no version of ours, EngineSlow where it sends nothing for
         `limit` seconds.
         """
+        label = self.label(limit)
+        return label.version if label.belongs_to(self.owner) else FOREIGN
+
+    def label(self, limit: float = CONTROL_S) -> WeightLabel:
+        """Return the label of the weights that the server serves; raises as `version` does."""
         info = self._json("GET", "/model_info", None, limit)
         try:
-            return version_number(info["weight_version"])
+            return WeightLabel.parse(info["weight_version"])
         except (KeyError, TypeError, ValueError) as error:
             raise EngineFailed(f"/model_info names no weights version we know: {str(info)[:200]}") from error
 
@@ -339,7 +376,7 @@ class EngineApi:
 
         def parsed() -> list[Completion]:
             try:
-                return completions(answer.json(), request.seeds, sampling)
+                return completions(answer.json(), request.seeds, sampling, self.owner)
             except MalformedAnswer as error:
                 raise EngineFailed(f"/generate: {error}") from error
 
@@ -452,9 +489,12 @@ class EngineApi:
         """
         return self._load([_payload([("announced", AsBytes(header))])] * ranks, version, limit)
 
+    def _labelled(self, body: dict[str, Any], version: int | None) -> dict[str, Any]:
+        return body if version is None else {**body, "weight_version": str(WeightLabel(version, self.owner))}
+
     def _load(self, payloads: Sequence[str], version: int | None, limit: float) -> Refused | None:
         body = {"serialized_named_tensors": list(payloads), "load_format": BUCKET_LOADER, "flush_cache": False}
-        return self._do("/update_weights_from_tensor", _labelled(body, version), limit)
+        return self._do("/update_weights_from_tensor", self._labelled(body, version), limit)
 
     def join_group(self, seat: GroupSeat, limit: float) -> Refused | None:
         """Have every rank of the engine join a group for broadcasts; returns when all of the group have come.
@@ -518,7 +558,7 @@ class EngineApi:
         Raises EngineFailed where the engine fails, EngineSlow where it sends nothing for `limit` seconds.
         """
         body: dict[str, Any] = {"model_path": str(folder), "flush_cache": False}
-        return self._do("/update_weights_from_disk", _labelled(body, version), limit)
+        return self._do("/update_weights_from_disk", self._labelled(body, version), limit)
 
     def _do(self, path: str, body: object, limit: float) -> Refused | None:
         """A call whose answer says whether it succeeded; None where it did."""
@@ -580,10 +620,6 @@ class EngineApi:
             raise EngineFailed(f"{path.partition('?')[0]}: {one_line(error)}") from error
         finally:
             connection.close()
-
-
-def _labelled(body: dict[str, Any], version: int | None) -> dict[str, Any]:
-    return body if version is None else {**body, "weight_version": str(version)}
 
 
 def _message(answer: _Answer) -> str:

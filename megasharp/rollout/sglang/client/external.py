@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import threading
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -24,6 +25,8 @@ from megasharp.rollout.sglang.identity import KEY_VARIABLE, difference, identity
 _ANSWER_S = 10.0
 _AGAIN_S = 2.0
 _REFUSED = ("status 401", "status 403")
+# Tells this process's weights from another run's.
+_OWNER = uuid.uuid4().hex[:12]
 
 
 def address_of(url: str) -> tuple[str, int]:
@@ -36,7 +39,7 @@ def address_of(url: str) -> tuple[str, int]:
     plain = parts.path in ("", "/") and not (parts.query or parts.fragment or parts.username or parts.password)
     if parts.scheme == "https":
         raise UserError(f"rollout.external: {url}: engines speak no TLS; use http through a tunnel, such as ssh -L")
-    if parts.scheme != "http" or not parts.hostname or port is None or not plain:
+    if parts.scheme != "http" or not parts.hostname or not port or not plain:
         raise UserError(f"rollout.external: {url} is no address of an engine; write http://host:port")
     return parts.hostname, port
 
@@ -61,16 +64,20 @@ def take_key() -> str:
             f"rollout.external needs the engines' key in the environment variable {KEY_VARIABLE}; "
             "set it to the one with which they were started"
         )
+    if not (key.isascii() and key.isprintable()):
+        raise UserError(
+            f"{KEY_VARIABLE} may have printable ASCII characters only; start engines and run with such a key"
+        )
     return key
 
 
 class ExternalEngine:
     """An engine that others started; satisfies `EngineHandle`. The run neither sees nor ends its process."""
 
-    def __init__(self, index: int, url: str, key: str) -> None:
+    def __init__(self, index: int, url: str, key: str, owner: str = _OWNER) -> None:
         self.index = index
         self.url = url
-        self.api = EngineApi(*address_of(url), key)
+        self.api = EngineApi(*address_of(url), key, owner)
         self._left = False
 
     @property
@@ -152,7 +159,7 @@ def join(urls: Sequence[str], first: int, key: str, wanted: dict[str, Any]) -> l
 def check_served(engines: Sequence[ExternalEngine], version: int) -> None:
     """Raise UserError for an engine that holds weights of a later version than the one that is pushed next."""
     for engine in engines:
-        served = engine.api.version()
+        served = engine.api.label().version
         if served > version:
             raise UserError(
                 f"rollout.external: {engine.url} holds weights of version {served}, and the run pushes {version} next: "

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from megasharp.common.errors import EnginesLost, NotSampled, RunFailed, UserError
 from megasharp.common.records import Completion, GenerateRequest, SamplingParams
 from megasharp.rollout.sglang.client.admission import limits_of
-from megasharp.rollout.sglang.client.api import EngineApi, EngineFailed, Refused
+from megasharp.rollout.sglang.client.api import FOREIGN, FOREIGN_WEIGHTS, EngineApi, EngineFailed, Refused
 from megasharp.rollout.sglang.client.health import Answered, Lost
 from megasharp.rollout.sglang.client.launch import (
     GLANCE_S,
@@ -388,9 +388,9 @@ class Fleet:
                 continue
             self._members.observe(member, Answered(served))
             if served != version:
+                found = f"serves weights version {served}" if served != FOREIGN else FOREIGN_WEIGHTS
                 raise RunFailed(
-                    f"{member.name} serves weights version {served} after version {version} was pushed to it; "
-                    f"see {member.process.log}"
+                    f"{member.name} {found} after version {version} was pushed to it; see {member.process.log}"
                 )
         if not self._members.serving():
             raise self._members.none_left()

@@ -23,7 +23,7 @@ from typing import Protocol
 
 from megasharp.common.errors import RunFailed, UserError, one_line
 from megasharp.rollout.sglang.client.admission import Load
-from megasharp.rollout.sglang.client.api import EngineFailed, Room
+from megasharp.rollout.sglang.client.api import FOREIGN, FOREIGN_WEIGHTS, EngineFailed, Room
 from megasharp.rollout.sglang.client.health import (
     Answered,
     Condition,
@@ -38,7 +38,6 @@ from megasharp.rollout.sglang.client.health import (
 from megasharp.rollout.sglang.client.launch import EngineHandle
 
 _EXIT_POLL_S = 0.5
-_NONE_OF_OURS = -2
 # Restarts of an engine are counted within this time.
 _WITHIN_S = 3600.0
 
@@ -158,11 +157,13 @@ class Members:
             if epoch is not None and (epoch != self._epoch or self._quiet):
                 return
             if member.awaits_push and isinstance(event, Answered):
-                event = Answered(_NONE_OF_OURS)
+                event = Answered(FOREIGN)
             before = member.health
             member.health = after(before, event, self._watch.dead_after)
             died = before.alive and not member.health.alive
         self.changed()
+        if event == Answered(FOREIGN) and before.condition in (Condition.SERVING, Condition.SUSPECT):
+            self._tell(f"{member.name} {FOREIGN_WEIGHTS}; it gets no request before this run's next push")
         if died and not self._ended.is_set():
             self._tell(f"{member.name} is lost: {self.describe(member)}")
             member.process.kill()

@@ -107,7 +107,10 @@ class Handler(BaseHTTPRequestHandler):
         return 200, {}
 
     def model_info(self, _: object) -> tuple[int, object]:
-        return 200, {"weight_version": self.state.behaviour.get("version", self.state.version)}
+        return 200, {"weight_version": self.label()}
+
+    def label(self) -> str:
+        return self.state.behaviour.get("version", self.state.version)
 
     def server_info(self, _: object) -> tuple[int, object]:
         behaviour = self.state.behaviour
@@ -180,7 +183,7 @@ class Handler(BaseHTTPRequestHandler):
         meta = {
             "finish_reason": {"type": "abort" if aborted else "length"},
             "output_token_logprobs": [[mark, token, None] for token in drawn],
-            "weight_versions": [{"version": self.state.version, "start": 0, "end": count}],
+            "weight_versions": [{"version": self.label(), "start": 0, "end": count}],
         }
         if "mu" in sampling.get("custom_params", {}):
             mu = sampling["custom_params"]["mu"]

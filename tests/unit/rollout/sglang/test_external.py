@@ -17,6 +17,7 @@ from megasharp.common.errors import RunFailed, UserError
 from megasharp.common.records import GenerateRequest, SamplingParams
 from megasharp.config.rollout import SyncConfig
 from megasharp.rollout.sglang.client import external
+from megasharp.rollout.sglang.client.api import FOREIGN, EngineApi, WeightLabel
 from megasharp.rollout.sglang.client.external import (
     ExternalEngine,
     WithExternal,
@@ -61,6 +62,7 @@ def test_an_address_is_host_and_port_alone() -> None:
         "http://a:1/v1",
         "http://u:p@a:1",
         "http://a:99999",
+        "http://a:0",
         "ftp://a:1",
     ):
         with pytest.raises(UserError, match="is no address of an engine; write http://host:port"):
@@ -77,6 +79,9 @@ def test_the_key_is_taken_out_of_the_environment(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv(KEY_VARIABLE, "secret")
     assert take_key() == "secret"
     with pytest.raises(UserError, match="needs the engines' key in the environment variable MEGASHARP_ENGINE_KEY"):
+        take_key()
+    monkeypatch.setenv(KEY_VARIABLE, "geheim\u20ac")
+    with pytest.raises(UserError, match="printable ASCII characters only"):
         take_key()
 
 
@@ -179,6 +184,22 @@ class Weights:
 
 def with_engines(started: FleetSettings, engines: int) -> FleetSettings:
     return replace(started, rollout=started.rollout.model_copy(update={"engines": engines}))
+
+
+def test_tokens_of_another_runs_weights_are_never_taken(started: FleetSettings, hasty: None) -> None:
+    """Both runs' versions are equal."""
+    with ExitStack() as stack:
+        fleet = ByHand(started, 1, stack)
+        version = fleet.sync.push(Weights())
+        other = EngineApi("127.0.0.1", fleet.api.port, fleet.api.key, "another")
+        behave(fleet.by_hand, {"version": str(WeightLabel(version, "another"))})
+        assert (other.version(), fleet.by_hand.api.version()) == (version, FOREIGN)
+        assert fleet.sampled_by() == {0}
+        wait_until(lambda: fleet.conditions() == ["serving", "stale"])
+        assert f"{fleet.name} holds weights that another run pushed" in fleet.told[0]
+        behave(fleet.by_hand, {})
+        fleet.sync.push(Weights())
+        assert fleet.sampled_by() == {0, 1}
 
 
 def test_one_that_answers_again_is_pushed_to_before_it_serves(started: FleetSettings, hasty: None) -> None:

@@ -10,7 +10,7 @@ from cases import each_case
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import FinishReason, GenerateRequest, Plausible, SamplingParams, VersionSpan
-from megasharp.rollout.sglang.client.api import MalformedAnswer, completions, generate_body, version_number
+from megasharp.rollout.sglang.client.api import MalformedAnswer, WeightLabel, completions, generate_body
 
 PLAIN = SamplingParams(max_tokens=8, temperature=0.7, stop_token_ids=(1,))
 WITH_MEMORY = SamplingParams(max_tokens=8, memory_mu=0.5)
@@ -116,6 +116,15 @@ def test_spans_of_several_versions() -> None:
     assert single.version_spans == (VersionSpan(12, 0, 2),)
 
 
+def test_a_token_of_another_runs_weights_makes_the_answer_worthless() -> None:
+    spans = [{"version": "3@ours", "start": 0, "end": 1}, {"version": "3@theirs", "start": 1, "end": 2}]
+    [found] = completions([item(weight_versions=spans[:1])], (1,), PLAIN, "ours")
+    assert found.version_spans == (VersionSpan(3, 0, 1),)
+    for owner in ("ours", "theirs", ""):
+        with pytest.raises(MalformedAnswer, match="weights that another run pushed"):
+            completions([item(weight_versions=spans)], (1,), PLAIN, owner)
+
+
 def test_an_answer_without_tokens() -> None:
     nothing = item(output_token_logprobs=[], finish_reason={"type": "abort", "message": "x"}, weight_versions=[])
     [found] = completions([{**nothing, "output_ids": []}], (5,), PLAIN)
@@ -149,8 +158,12 @@ def test_malformed_answers(answer: object) -> None:
         completions(answer, (1,), PLAIN)
 
 
-def test_versions() -> None:
-    assert [version_number(name) for name in ("default", "0", "17", 3)] == [-1, 0, 17, 3]
+def test_labels_of_weights() -> None:
+    read = [WeightLabel.parse(name) for name in ("default", "0", 3, "17@a1")]
+    assert read == [WeightLabel(-1), WeightLabel(0), WeightLabel(3), WeightLabel(17, "a1")]
+    assert [str(label) for label in read[1:]] == ["0", "3", "17@a1"]
+    assert [label.belongs_to("a1") for label in read] == [True, False, False, True]
+    assert [label.belongs_to("") for label in read] == [True, True, True, False]
 
 
 def test_a_continued_response_is_the_end_of_its_prompt_to_the_engine() -> None:
