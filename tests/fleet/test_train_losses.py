@@ -21,6 +21,7 @@ import pytest
 from example_runs import GAP, REPOSITORY, all_gone, engine_leaders, finish, rows, running, wait_for, wait_until
 from waiting import HANG_S, SOON_S
 
+from megasharp.rollout.sglang.client.api import FOREIGN
 from megasharp.rollout.sglang.client.external import ExternalEngine, fault, own_identity
 from megasharp.rollout.sglang.client.launch import FleetSettings, answers
 from megasharp.rollout.sglang.identity import KEY_VARIABLE
@@ -227,6 +228,7 @@ def test_an_engine_started_by_hand_is_used_like_ones_own_and_comes_back(
         with running(tmp_path, *arguments) as process:
             seen = wait_for(process, "step 1/1000")
             wait_until(process, lambda: len(rows(tmp_path)) > 1)
+            assert joined.api.version() == FOREIGN, "the run's weights, not this process's"
             assert key not in Path(f"/proc/{engine_leaders(process)[0].pid}/environ").read_text()
             for step in (1, 2):
                 ours, theirs = (pd.read_parquet(root / table.format(step)) for root in (tmp_path / "own", tmp_path))
@@ -238,7 +240,7 @@ def test_an_engine_started_by_hand_is_used_like_ones_own_and_comes_back(
                 seen += wait_for(process, f"engine 1 at {url} is back; it serves once it holds the weights of the next")
                 back = len(rows(tmp_path))
                 wait_until(process, lambda: len(rows(tmp_path)) > back + 2)
-                assert joined.api.version() >= back
+                assert joined.api.label().version >= back
                 process.terminate()
                 seen += finish(process, code=143)
                 assert answers(joined.api), "the run leaves it running"
