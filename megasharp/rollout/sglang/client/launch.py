@@ -454,7 +454,7 @@ def start_problem(engine: EngineProcess) -> str | None:
 def answers(api: EngineApi, limit: float = _PROBE_S) -> bool:
     """Return True where it is up and takes our key: a stranger on the port does not."""
     try:
-        return api.healthy(limit) and api.version(limit) >= -1
+        return api.healthy(limit) and api.label(limit).version >= -1
     except EngineFailed:
         return False
 
