@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,6 +50,9 @@ class TaskAnswer:
 class Prompt:
     """One problem, as the data stream hands it out.
 
+    `text` is the prompt as the model reads it, `turns` the messages (role, text) that a chat template made it of, `row`
+    all columns of the problem's row; both are for a user's own reward.
+
     Example: `Prompt("countdown-4-000017", "countdown", "3 5 7 8=24:", (6, 20, ...), CountdownAnswer((3, 5, 7, 8), 24),
     "train.jsonl", epoch=0, position=17)`.
     """
@@ -61,6 +65,8 @@ class Prompt:
     source: str
     epoch: int
     position: int
+    turns: tuple[tuple[str, str], ...] = ()
+    row: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

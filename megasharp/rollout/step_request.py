@@ -234,7 +234,10 @@ class GroupMaker:
         """Make one verified group per prompt, in order. A verifier's exception is an ERROR verdict."""
         flat = [(prompt, completion) for prompt, some in zip(prompts, sampled, strict=True) for completion in some]
         texts = self.decode([completion.tokens.tolist() for _, completion in flat])
-        items = [Item(prompt.task, text, prompt.answer) for (prompt, _), text in zip(flat, texts, strict=True)]
+        items = [
+            Item(prompt.task, text, prompt.answer, prompt.text, prompt.turns, prompt.row)
+            for (prompt, _), text in zip(flat, texts, strict=True)
+        ]
         verdicts = judged(self.judge, [completion for _, completion in flat], items)
         responses = iter(
             Response(completion, text, verdict)

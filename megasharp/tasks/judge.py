@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from megasharp.common import signals
 from megasharp.common.errors import one_line
@@ -25,7 +25,8 @@ class TaskItem:
 
     `turns` are messages, each a role and a text, of which the model's own chat template makes the prompt
     (`tasks/stream.py`); where there are none, the prompt is `text` as it stands. `question` is the problem without
-    the words that a prompt adds; empty where a prompt adds nothing.
+    the words that a prompt adds; empty where a prompt adds nothing. `row` has all columns of the row that it was read
+    from, for a user's own reward; it is no part of equality or of the digest.
 
     Example: `TaskItem("countdown-train-00017", "countdown", "3 5 7 8=24:", CountdownAnswer((3, 5, 7, 8), 24),
     "train.jsonl")`.
@@ -38,6 +39,7 @@ class TaskItem:
     source: str
     turns: tuple[tuple[str, str], ...] = ()
     question: str = ""
+    row: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
 
 def digest_of(items: Sequence[TaskItem]) -> str:
@@ -54,7 +56,7 @@ Verifier = Callable[[str, TaskAnswer], Verdict]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One response to judge.
+    """One response to judge. `prompt`, `turns` and `row` are those of its problem, which a user's own reward may read.
 
     Example: `Item("countdown", "(8-5)*7+3", CountdownAnswer((3, 5, 7, 8), 24))`.
     """
@@ -62,6 +64,9 @@ class Item:
     task: str
     text: str
     answer: TaskAnswer
+    prompt: str = ""
+    turns: tuple[tuple[str, str], ...] = ()
+    row: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
 
 class Judge(Protocol):

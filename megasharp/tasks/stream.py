@@ -157,7 +157,8 @@ class PromptStream:
 
     def _prompt(self, place: DataCursor, order: Sequence[int]) -> Prompt:
         item, tokens = self._items[order[place.position]]
-        return Prompt(item.id, item.task, item.text, tokens, item.answer, item.source, place.epoch, place.position)
+        at = (place.epoch, place.position)
+        return Prompt(item.id, item.task, item.text, tokens, item.answer, item.source, *at, item.turns, item.row)
 
     def _order_of(self, epoch: int) -> list[int]:
         """The order of an epoch that pending prompts are of: a large file takes a second to shuffle."""
