@@ -24,12 +24,26 @@ from megasharp.common.errors import UserError, one_line
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
 from megasharp.tasks.judge import LONGEST_LINE
 
-# The task of training prompts that a user's function judges; evaluations keep the verifier of their own task.
+# The task of training prompts that a user's function judges; evaluations keep the verifier of their own task. A source
+# with a function of its own has the task `own/<source>`.
 OWN_TASK = "own"
 FULL_REWARD = 1.0
 _LARGEST = 1e30
 
 OwnFunction = Callable[[str, TaskAnswer], Verdict | float]
+
+
+def own_task(source: str = "") -> str:
+    """Return the task of what a user's function judges, of all prompts or of those of one source.
+
+    Example: `own_task("chat")` is "own/chat".
+    """
+    return f"{OWN_TASK}/{source}" if source else OWN_TASK
+
+
+def is_own(task: str) -> bool:
+    """Return whether a user's function judges the task."""
+    return task.partition("/")[0] == OWN_TASK
 
 
 class UnusableReward(ValueError):

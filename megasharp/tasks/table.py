@@ -25,7 +25,7 @@ from megasharp.tasks import (
     synlogic,
 )
 from megasharp.tasks.judge import TaskItem, Verifier
-from megasharp.tasks.own_reward import OWN_TASK, OwnReward
+from megasharp.tasks.own_reward import OwnReward
 from megasharp.tasks.sandbox.programs import Sandbox
 
 
@@ -85,12 +85,12 @@ def rows_of(tasks: Collection[str]) -> dict[str, Task]:
 
 def make_verifiers(
     tasks: Collection[str] = (),
-    function: str | None = None,
+    own: Mapping[str, OwnReward] | None = None,
     sandbox: Sandbox | None = None,
     seconds: float = 0.0,
     preload: bool = False,
 ) -> Mapping[str, Verifier]:
-    """Verifiers by task, a user's `function` among them; called in the process that workers are forked from too.
+    """Verifiers by task, a user's `own` among them; called in the process that workers are forked from too.
 
     Those that need neither a sandbox nor an extra are always there. With a `sandbox` programs are judged, which have
     `seconds` for all of their tests; of the extras, those of `tasks` are judged, and their libraries imported now.
@@ -107,6 +107,4 @@ def make_verifiers(
             found[name] = row.sandbox(sandbox, seconds)
         elif row.verify is not None and (not row.extra or name in asked):
             found[name] = row.verify
-    if function is not None:
-        found[OWN_TASK] = OwnReward(function)
-    return found
+    return found | dict(own or {})

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from functools import partial
@@ -21,7 +21,7 @@ from megasharp.config.data import RewardConfig
 from megasharp.config.run_config import RunConfig
 from megasharp.evals.suites import Suite
 from megasharp.tasks.judge import DirectJudge, Item, Judge, TaskItem
-from megasharp.tasks.own_reward import OWN_TASK, find_function
+from megasharp.tasks.own_reward import OWN_TASK, OwnReward, find_function, is_own
 from megasharp.tasks.sandbox.bubblewrap import RISK, open_sandbox
 from megasharp.tasks.sandbox.pool import PoolCounts, VerifierPool, how_ended
 from megasharp.tasks.table import make_verifiers, rows_of
@@ -41,25 +41,31 @@ _MOST_KINDS = 50
 class RewardJudge:
     """Gives the rewards of a run's `tasks`; `close` ends its workers, whose output goes to `log`.
 
-    `say` gets what the user risks, and what fails first. Raises UserError where programs are to run in a sandbox
-    that this machine does not have.
+    `own` are a user's rewards by task (`own_task`); without it `reward.function` judges OWN_TASK. `say` gets what the
+    user risks, and what fails first. Raises UserError where programs are to run in a sandbox that this machine does
+    not have.
     """
 
     def __init__(
-        self, reward: RewardConfig, tasks: Collection[str], log: Path | None, say: Callable[[str], None]
+        self,
+        reward: RewardConfig,
+        tasks: Collection[str],
+        log: Path | None,
+        say: Callable[[str], None],
+        own: Mapping[str, OwnReward] | None = None,
     ) -> None:
         sandbox = open_sandbox(reward.sandbox) if _runs_programs(tasks) else None
         if sandbox is not None and reward.sandbox == "none":
             say(RISK)
         seconds = _PROGRAMS_SHARE * reward.timeout_s
-        make = partial(make_verifiers, tuple(tasks), reward.function, sandbox, seconds)
+        self._own = own_rewards(reward) if own is None else own
+        make = partial(make_verifiers, tuple(tasks), self._own, sandbox, seconds)
         verifiers = make()
         self._taken = PoolCounts()
         self._pool: VerifierPool | None = None
         workers = workers_for(reward, tasks)
         if workers > 0:
             self._pool = VerifierPool(partial(make, preload=True), verifiers.keys(), workers, reward.timeout_s, log=log)
-        self._function = reward.function
         self._log = log
         self.judge = LoggingJudge(self._pool or DirectJudge(verifiers), say, log)
 
@@ -79,20 +85,20 @@ class RewardJudge:
         return f"{self.judge.failures} failed since the start, the first with {self.judge.first}{where}"
 
     def try_function(self, rows: Sequence[TaskItem]) -> None:
-        """Call the user's function, where there is one, on these rows with made-up responses.
+        """Call the user's functions on those of these rows that they judge, with made-up responses.
 
         Raises UserError where it gives no reward for one of them, RunFailed where something killed its process.
         """
-        asked = [(row, text) for row in rows for text in made_up_responses(row.answer)] if self._function else []
+        asked = [(row, text) for row in rows if row.task in self._own for text in made_up_responses(row.answer)]
         # One after the other: all that hang would take as long as the first one each.
         for row, text in asked:
-            (verdict,) = self.judge.verdicts([Item(OWN_TASK, text, row.answer)])
+            (verdict,) = self.judge.verdicts([Item(row.task, text, row.answer)])
             if not verdict.failure:
                 continue
             where = f"more in {self._log}" if self._log else "more above"
             line = (
-                f"reward.function: {self._function} gives no reward for row {row.id} of {row.source} and the made-up "
-                f"response {text!r}: {self.judge.first}; {where}"
+                f"reward.function: {self._own[row.task].path} gives no reward for row {row.id} of {row.source} and the "
+                f"made-up response {text!r}: {self.judge.first}; {where}"
             )
             killed = verdict.outcome is Outcome.INFRA and how_ended(-signal.SIGKILL) in verdict.detail
             raise RunFailed(line) if killed else UserError(line)
@@ -140,7 +146,7 @@ class LoggingJudge:
 
     def _noted(self, item: Item, verdict: Verdict) -> Verdict:
         """Report the verdict's failure; return it with what counts as one, shortened."""
-        own = item.task == OWN_TASK
+        own = is_own(item.task)
         if not verdict.failure and verdict.outcome is not Outcome.INFRA:
             return verdict
         # A response may be too much for a task's own verifier, which then works as it should.
@@ -197,6 +203,11 @@ def made_up_responses(answer: TaskAnswer) -> Iterator[str]:
     yield "These are words without an answer."
     values = [getattr(answer, field.name) for field in fields(answer)]
     yield from [str(value) for value in values if isinstance(value, str | int | float) and value != ""][:1]
+
+
+def own_rewards(reward: RewardConfig) -> dict[str, OwnReward]:
+    """Return the user's rewards by the task that they judge; none without `reward.function`."""
+    return {} if reward.function is None else {OWN_TASK: OwnReward(reward.function)}
 
 
 def judged_tasks(config: RunConfig, suites: Sequence[Suite]) -> set[str]:
