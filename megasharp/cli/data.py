@@ -62,7 +62,7 @@ def decontaminate(
 
 def list_sets(say: Say) -> None:
     """Say each data set in two lines, and each prompt template in one."""
-    from megasharp.tasks.prompts import TEMPLATES
+    from megasharp.tasks.prompts import TEMPLATES, by_chat
     from megasharp.tasks.sets import SETS
 
     say(
@@ -70,7 +70,9 @@ def list_sets(say: Say) -> None:
     )
     for each in SETS.values():
         say(f"{each.name:<20} {_expected(each):>15}  {each.hub or 'none, path only'}")
-        facts = (each.task, each.prompt, each.known, each.licence or "your own", each.used_by or "no paper")
+        asked = by_chat(each.prompt)
+        prompt = asked if asked == each.prompt else f"{asked} (published with {each.prompt})"
+        facts = (each.task, prompt, each.known, each.licence or "your own", each.used_by or "no paper")
         say(f"    {' | '.join(facts)}")
     say("\nPrompt templates: name, and where it is from; (chat) is written by the model's own chat template")
     for name, template in TEMPLATES.items():
@@ -90,27 +92,28 @@ def show_set(name: str, path: Path | None, prompt: str | None, limit: int, model
     are shown as they are and lengths are in characters. Raises UserError as `load_set` does.
     """
     from megasharp.config.core import find
-    from megasharp.tasks.prompts import template_named
+    from megasharp.tasks.prompts import by_chat, template_named
     from megasharp.tasks.sets.load import load_set, set_named
-    from megasharp.tasks.stream import prompt_of
+    from megasharp.tasks.stream import read_prompt
     from megasharp.tasks.tokenizer import load_tokenizer
 
     chosen = set_named(name)
+    prompt = prompt or by_chat(chosen.prompt)
     loaded = load_set(name, find(str(path)) if path else None, prompt)
     tokenizer = load_tokenizer(model) if model else None
-    for line in _facts(chosen, loaded, tokenizer, template_named(prompt or chosen.prompt).source):
+    for line in _facts(chosen, loaded, tokenizer, template_named(prompt).source):
         say(line)
     for item in loaded.items[:limit]:
         say(f"\n--- {item.id}")
-        say(prompt_of(item, tokenizer) if tokenizer else _as_messages(item))
+        say(tokenizer.written_out(read_prompt(item, tokenizer).tokens) if tokenizer else _as_messages(item))
         say(f"--- answer: {_answer(item)}")
 
 
 def _facts(chosen: DataSet, loaded: Loaded, tokenizer: TextTokenizer | None, prompt: str) -> Iterator[str]:
-    from megasharp.tasks.stream import prompt_of
+    from megasharp.tasks.stream import read_prompt
 
     measured = loaded.items if tokenizer is None else loaded.items[:_MEASURED]
-    lengths = [len(tokenizer.encode(prompt_of(item, tokenizer)) if tokenizer else item.text) for item in measured]
+    lengths = [len(read_prompt(item, tokenizer).tokens if tokenizer else item.text) for item in measured]
     unit = "characters" if tokenizer is None else f"tokens (the first {len(measured)})"
     yield f"{chosen.name}: {chosen.about}; task {chosen.task}; {loaded.items[0].source}"
     yield f"problems   {len(loaded.items)} (expected of the hub: {_expected(chosen)})"

@@ -21,6 +21,7 @@ def evaluate(
     temperature: Annotated[str | None, typer.Option(help="One or several, as 0.6,1.0; 1.0, or the group's.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Nucleus sampling; 1.0, or the group's.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest response; 32 tokens, or the group's.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="A prompt template, or suite: each one's as published.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Folder for the results; {checkpoint} in it: its name.")] = None,
     engines: Annotated[Path | None, typer.Option(help="A run file: its SGLang engines sample.")] = None,
@@ -59,5 +60,6 @@ def evaluate(
         engines,
         overrides or [],
         RewardConfig(workers=workers, timeout_s=timeout_s, sandbox="bubblewrap" if sandbox else "none"),
+        prompt,
     )
     evaluate_source(asked, typer.echo, note)

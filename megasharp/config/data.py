@@ -26,8 +26,8 @@ class DataConfig(Section):
     """Source of the prompts, number of prompts and responses per step, and length limits in tokens.
 
     Problems are those of a `task` in the file `path`, or of a data `set`, from the hub or from `path` in the set's own
-    schema. `prompt` replaces the set's template. `stages` come before `max_response_tokens`, which holds for the rest
-    of the run.
+    schema. `prompt` replaces the template of set or task. `stages` come before `max_response_tokens`, which holds for
+    the rest of the run.
     """
 
     task: str | None = Field(
@@ -47,8 +47,13 @@ class DataConfig(Section):
     )
     prompt: str | None = Field(
         default=None,
-        description="Name of a prompt template to use instead of the set's own. Only with set; null: the set's own "
-        "template.",
+        description="Name of a prompt template; megasharp data list prints all. null: that of set or task as messages, "
+        "which the model's own chat template writes; a model without one gets their text.",
+    )
+    bos: bool | None = Field(
+        default=None,
+        description="Begins prompts that no chat template writes with the tokenizer's begin-of-text token; chat "
+        "templates write their own. null: where the tokenizer itself adds one to a text, as Llama's does.",
     )
     prompts_per_step: int = Field(
         default=48,
@@ -83,8 +88,6 @@ class DataConfig(Section):
     def _one_kind(self) -> DataConfig:
         if (self.task is None) == (self.set is None):
             raise ValueError("give either task and path, or set")
-        if self.set is None and self.prompt is not None:
-            raise ValueError("prompt: a template is for data.set; a task has its own prompt")
         return self
 
     @property

@@ -79,6 +79,12 @@ class EvalConfig(Section):
         description="Suites to evaluate, each a name from configs/task or the path of a YAML file. Names of groups, "
         "as casp_math6, are for megasharp eval. Empty: no evaluation.",
     )
+    prompt: str | None = Field(
+        default=None,
+        description="Name of a prompt template for all suites whose answers have its form, or suite: that of each "
+        "suite's set or task, as published. A suite's file that names one counts first. null: training's prompt for "
+        "suites of its task.",
+    )
     n: int = Field(
         default=64,
         ge=1,

@@ -31,7 +31,7 @@ from megasharp.evals.samples import ProblemCounts, ProblemResult, Sample, TokenF
 from megasharp.evals.suites import Suite
 from megasharp.rollout.step_request import Engine, MemoryUse, judged, response_seed, streamed
 from megasharp.tasks.judge import DirectJudge, Item, Judge
-from megasharp.tasks.stream import prompt_of
+from megasharp.tasks.stream import ChatEncoder, read_prompt
 from megasharp.tasks.table import make_verifiers
 
 _IDENTITY = "identity.json"
@@ -163,20 +163,12 @@ CANDIDATES = 3
 WITH_MEMORY = "+memory"
 
 
-class Tokenizer(Protocol):
+class Tokenizer(ChatEncoder, Protocol):
     """The part of a tokenizer that evaluation uses; `megasharp.tasks.tokenizer.TextTokenizer` is one."""
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a response."""
-        ...
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of `text`."""
-        ...
-
-    def chat(self, turns: Sequence[tuple[str, str]]) -> str:
-        """Render messages by the model's chat template."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -323,7 +315,7 @@ def evaluate(
     if suite.task not in judge.tasks:
         known = ", ".join(sorted(judge.tasks))
         raise UserError(f"suite {suite.name}: task {suite.task!r} has no verifier; tasks with one: {known}")
-    prompts = [tokenizer.encode(prompt_of(item, tokenizer)) for item in suite.items]
+    prompts = [read_prompt(item, tokenizer).tokens for item in suite.items]
     source = _Source(engine, suite, tokenizer, judge, prompts, seed, chunk_samples or chunk_size(max_tokens), progress)
     sampling = SamplingParams(
         max_tokens, temperature, top_p, stop_token_ids=tokenizer.stop_token_ids, record_top=CANDIDATES

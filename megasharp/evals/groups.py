@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from megasharp.common.errors import UserError
 from megasharp.common.section import Section
 from megasharp.config.core import SHIPPED, read_tree, validate
-from megasharp.evals.suites import SUITE_FOLDER, Suite, default_ks, load_suite, parse_ks
+from megasharp.evals.suites import SUITE_FOLDER, Asking, Suite, default_ks, load_suite, parse_ks
 
 GROUP_FOLDER = Path("configs") / "suites"
 SettingName = Literal["n", "k", "temperature", "top_p", "max_tokens", "prompt", "limit_seed", "suites"]
@@ -226,13 +226,20 @@ class PlannedGroup:
     ours: tuple[str, ...] = ()
 
 
-def plan_suites(names: Sequence[str], asked: Settings, seed: int) -> list[PlannedGroup]:
+def plan_suites(
+    names: Sequence[str],
+    asked: Settings,
+    seed: int,
+    asking: Asking = Asking(),  # noqa: B008  (it is frozen)
+) -> list[PlannedGroup]:
     """Load the suites and groups that `names` name; settings that are `asked` count before a group's.
+
+    So does the prompt of `asking`, where it is `first`.
 
     Raises:
         UserError: an unknown name, a name twice, data that cannot be had, or settings that do not go together.
     """
-    found = [_plan(name, asked, seed) for name in names]
+    found = [_plan(name, asked, seed, asking) for name in names]
     files = [planned.name for planned in found if planned.group is not None]
     files += [each.suite.name for planned in found for each in planned.evaluations]
     for name in files:
@@ -241,22 +248,24 @@ def plan_suites(names: Sequence[str], asked: Settings, seed: int) -> list[Planne
     return found
 
 
-def _plan(name: str, asked: Settings, seed: int) -> PlannedGroup:
+def _plan(name: str, asked: Settings, seed: int, asking: Asking) -> PlannedGroup:
     group = load_group(name)
     if group is None:
         check_suite(name)
         # Here and below a mistake in the settings is reported before problems are read or fetched.
         sampling = complete(asked)
-        suite = load_suite(name)
+        suite = load_suite(name, asking=asking)
         return PlannedGroup(suite.name, None, (Planned(suite, suite.name, sampling, seed),))
-    planned = [each for member in group.members for each in _member(member, group, asked, seed)]
-    ours = tuple(key for key in group.ours if getattr(asked, key, None) is None)
+    planned = [each for member in group.members for each in _member(member, group, asked, seed, asking)]
+    named = {"prompt": asking.name if asking.first else None}
+    ours = tuple(key for key in group.ours if named.get(key, getattr(asked, key, None)) is None)
     return PlannedGroup(name.rpartition("/")[2].removesuffix(".yaml"), group, tuple(planned), ours)
 
 
-def _member(member: Member, group: SuiteGroup, asked: Settings, seed: int) -> list[Planned]:
+def _member(member: Member, group: SuiteGroup, asked: Settings, seed: int, asking: Asking) -> list[Planned]:
     sampling = complete(asked.over(member.settings.over(group.settings)))
-    suite = load_suite(member.suite, prompt=member.prompt, limit=member.limit, seed=member.limit_seed)
+    prompt = None if asking.first else member.prompt
+    suite = load_suite(member.suite, prompt=prompt, limit=member.limit, seed=member.limit_seed, asking=asking)
     if member.repeats == 1:
         return [Planned(suite, suite.name, sampling, seed)]
     return [

@@ -24,6 +24,7 @@ from megasharp.evals.evaluate import Tokenizer, sample_seed
 from megasharp.evals.suites import Suite
 from megasharp.rollout.inprocess.engine import Candidates
 from megasharp.rollout.step_request import Engine
+from megasharp.tasks.stream import read_prompt
 
 FOLDER = "probe"
 RESPONSES = "responses.parquet"
@@ -94,14 +95,15 @@ def sample_responses(
     """
     count = min(count, len(suite.items))
     items = [suite.items[place * len(suite.items) // count] for place in range(count)]
-    prompts = [tokenizer.encode(item.text) for item in items]
+    prompts = [read_prompt(item, tokenizer) for item in items]
     requests = [
-        GenerateRequest(prompt, (sample_seed(_SEED, item.id, 0),)) for item, prompt in zip(items, prompts, strict=True)
+        GenerateRequest(prompt.tokens, (sample_seed(_SEED, item.id, 0),))
+        for item, prompt in zip(items, prompts, strict=True)
     ]
     sampling = SamplingParams(min(max_tokens, LONGEST), stop_token_ids=tokenizer.stop_token_ids)
     sampled = engine.generate(requests, sampling)
     return [
-        ProbeResponse(suite.name, item.id, item.text, prompt, tuple(completions[0].tokens.tolist()))
+        ProbeResponse(suite.name, item.id, prompt.text, prompt.tokens, tuple(completions[0].tokens.tolist()))
         for item, prompt, completions in zip(items, prompts, sampled, strict=True)
         if completions[0].tokens.numel()
     ]

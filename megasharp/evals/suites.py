@@ -17,9 +17,10 @@ from megasharp.common.errors import UserError
 from megasharp.common.section import Section
 from megasharp.config.core import SHIPPED, read_tree, validate
 from megasharp.tasks.judge import TaskItem
-from megasharp.tasks.sets.load import load_set
+from megasharp.tasks.problems import load_problems, published_prompt
+from megasharp.tasks.prompts import by_chat, template_named
+from megasharp.tasks.sets.load import set_named
 from megasharp.tasks.stream import sampled
-from megasharp.tasks.table import load_items
 
 _ELLIPSES = ("...", "…")
 
@@ -95,7 +96,7 @@ SUITE_FOLDER = Path("configs") / "task"
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """Problems of one task under one name.
+    """Problems of one task under one name, and the template that they are asked by; empty where that is the task's own.
 
     Example: `Suite("countdown_dev", "countdown", (item0, item1, ...))`.
     """
@@ -103,12 +104,39 @@ class Suite:
     name: str
     task: str
     items: tuple[TaskItem, ...]
+    prompt: str = ""
+
+
+# As a prompt's name: each suite's own template, as its set or task was published with.
+OWN = "suite"
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """The template by which suites are asked whose file names none.
+
+    `name` is a template's name or `suite`; where it is None, suites of the task that is trained on are asked as in
+    training, by `training`: that task and its template. What is `first` counts before the template of a group.
+    """
+
+    name: str | None = None
+    training: tuple[str, str] | None = None
+    first: bool = False
+
+    def template(self, task: str, own: str) -> str:
+        """Return the template for a suite of `task` whose `own` is the published one; empty: the task's notation."""
+        if not own or self.name == OWN:
+            return own
+        if self.name is not None:
+            return self.name if template_named(self.name).fits(task) else by_chat(own)
+        return self.training[1] if self.training and self.training[0] == task else by_chat(own)
 
 
 class SuiteFile(Section):
     """A suite's YAML file: a `task` and the `path` of its file, or a `set`, whose rows may be at `path` too.
 
-    `prompt` is another template than the set's. `limit` problems are drawn by `seed`; null is all of them.
+    `prompt` is the template of this suite in every evaluation. `limit` problems are drawn by `seed`; null is all of
+    them.
     """
 
     task: str | None = Field(
@@ -127,8 +155,7 @@ class SuiteFile(Section):
     )
     prompt: str | None = Field(
         default=None,
-        description="Name of a prompt template to use instead of the set's own. Only with set; null: the set's own "
-        "template.",
+        description="Name of a prompt template, whatever the run asks by. null: as the run's eval.prompt says.",
     )
     limit: int | None = Field(default=None, ge=1, description="Number of problems to draw from all of them. null: all.")
     seed: int = Field(
@@ -144,17 +171,22 @@ class SuiteFile(Section):
             raise ValueError("give either set, or task and path")
         if self.set is None and self.path is None:
             raise ValueError("task: name its data file as path")
-        if self.set is None and self.prompt is not None:
-            raise ValueError("prompt: a template is for a set; a task has its own prompt")
         return self
 
 
-def load_suite(name: str, *, prompt: str | None = None, limit: int | None = None, seed: int | None = None) -> Suite:
+def load_suite(
+    name: str,
+    *,
+    prompt: str | None = None,
+    limit: int | None = None,
+    seed: int | None = None,
+    asking: Asking = Asking(),
+) -> Suite:
     """Load the suite `name`: a path to a YAML file, or the name of one in configs/task.
 
     configs/task is looked up in the working directory, then in what megasharp ships. The path of data is taken
     relative to the YAML file, to the folder that holds its configs/, then to the working directory. `prompt`, `limit`
-    and `seed` count before the file's.
+    and `seed` count before the file's; `asking` is for a suite without a prompt of its own.
 
     Raises:
         UserError: there is no such suite (the known ones are listed), or its file or its data is wrong.
@@ -163,14 +195,12 @@ def load_suite(name: str, *, prompt: str | None = None, limit: int | None = None
     given = {key: value for key, value in (("prompt", prompt), ("limit", limit), ("seed", seed)) if value is not None}
     entry = validate(SuiteFile, {**read_tree(path), **given}, str(path))
     data = _data_path(path, entry.path) if entry.path is not None else None
-    if entry.set is not None:
-        items = list(load_set(entry.set, data, entry.prompt).items)
-        task = items[0].task
-    else:
-        assert entry.task is not None and data is not None
-        task, items = entry.task, load_items(entry.task, data)
+    task = set_named(entry.set).task if entry.set is not None else entry.task
+    assert task is not None
+    chosen = entry.prompt or asking.template(task, published_prompt(entry.set, entry.task))
+    items = load_problems(entry.set, entry.task, data, chosen)
     try:
-        return Suite(path.stem, task, tuple(sampled(items, entry.limit, entry.seed)))
+        return Suite(path.stem, task, tuple(sampled(items, entry.limit, entry.seed)), chosen)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
 

@@ -334,6 +334,6 @@ def _ended_badly(ran: Ran) -> _Found | None:
 def load_items(path: Path) -> list[TaskItem]:
     """Programming problems from a JSONL file. Raises UserError as `read_records` does."""
     return [
-        TaskItem(record.id, task="code", text=record.prompt, answer=record.answer, source=path.name)
+        TaskItem(record.id, "code", record.prompt, record.answer, path.name, question=record.prompt)
         for record in read_records(path)
     ]

@@ -90,15 +90,11 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
 
 def load_items(path: Path, count: int | None = None) -> list[TaskItem]:
     """Problems of Countdown-Tasks-3to4, those of `count` numbers where it is given."""
+    template = TEMPLATES["countdown_qwen"]
+    found = ((record, question_of(record.answer.numbers, record.answer.target)) for record in read_records(path, count))
     return [
-        TaskItem(
-            record.id,
-            "countdown_3to4",
-            TEMPLATES["countdown_qwen"].text_of(question_of(record.answer.numbers, record.answer.target)),
-            record.answer,
-            path.name,
-        )
-        for record in read_records(path, count)
+        TaskItem(record.id, "countdown_3to4", template.text_of(text), record.answer, path.name, question=text)
+        for record, text in found
     ]
 
 

@@ -98,4 +98,7 @@ def _seen(text: str) -> bool:
 
 def load_items(path: Path) -> list[TaskItem]:
     """Prompts whose responses are judged by their form alone. Raises UserError as `read_records` does."""
-    return [TaskItem(record.id, "form", record.prompt, record.answer, path.name) for record in read_records(path)]
+    return [
+        TaskItem(record.id, "form", record.prompt, record.answer, path.name, question=record.prompt)
+        for record in read_records(path)
+    ]

@@ -26,6 +26,7 @@ from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
 from megasharp.tasks.extraction import Fields, check_names, last_box, last_tag, name_of, read_objects, texts_field
 from megasharp.tasks.judge import TaskItem
+from megasharp.tasks.prompts import TEMPLATES
 
 NAMES = (
     "Alice", "Boris", "Clara", "David", "Elena", "Felix", "Grace", "Henry", "Irene", "Jacob", "Karen", "Louis",
@@ -150,14 +151,6 @@ def puzzle_text(puzzle: KnightsPuzzle) -> str:
         "On an island everyone is a knight or a knave. Knights always tell the truth, knaves always lie. "
         f"You meet {', '.join(puzzle.names[:-1])} and {puzzle.names[-1]}. {' '.join(said)} "
         f"Who is a knight, and who is a knave? Think step by step, then answer in this form: <answer>{form}</answer>"
-    )
-
-
-def prompt_text(puzzle: KnightsPuzzle) -> str:
-    """The puzzle as a ChatML prompt."""
-    return (
-        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-        f"<|im_start|>user\n{puzzle_text(puzzle)}<|im_end|>\n<|im_start|>assistant\n"
     )
 
 
@@ -303,7 +296,8 @@ def _assignment(text: str, answer: KnightsAnswer) -> dict[str, bool]:
 
 def load_items(path: Path) -> list[TaskItem]:
     """Knights and Knaves from a JSONL file. Raises UserError as `read_records` does."""
+    template, found = TEMPLATES["chatml"], ((record, puzzle_text(record.puzzle)) for record in read_records(path))
     return [
-        TaskItem(record.id, "knights", prompt_text(record.puzzle), record.puzzle.answer, path.name)
-        for record in read_records(path)
+        TaskItem(record.id, "knights", template.text_of(text), record.puzzle.answer, path.name, question=text)
+        for record, text in found
     ]

@@ -33,6 +33,7 @@ from megasharp.common.section import Section
 from megasharp.config.core import read_tree, validate
 from megasharp.tasks.extraction import last_tag
 from megasharp.tasks.judge import TaskItem
+from megasharp.tasks.prompts import TEMPLATES
 
 
 class GymEntry(Section):
@@ -67,16 +68,6 @@ class GymRecord:
     id: str
     question: str
     answer: GymAnswer
-
-
-def prompt_text(question: str) -> str:
-    """A question as a ChatML prompt that asks for answer tags."""
-    return (
-        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-        f"<|im_start|>user\n{question}\n"
-        "Think step by step, then give your final answer alone between <answer> and </answer>.<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
 
 
 def read_records(path: Path) -> list[GymRecord]:
@@ -249,7 +240,7 @@ def load_items(path: Path) -> list[TaskItem]:
         TaskItem(
             record.id,
             "reasoning_gym",
-            prompt_text(record.question),
+            TEMPLATES["tags_chatml"].text_of(record.question),
             record.answer,
             path.name,
             question=record.question,

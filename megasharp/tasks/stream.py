@@ -1,6 +1,7 @@
 """Problems as prompts: a model's text of each, a seeded sample, and the endless stream of training prompts.
 
-A prompt is a problem's text as it stands, or its messages in the model's own chat template. Evaluations may take a
+A prompt is a problem's messages in the model's own chat template, or their text alone where the model has none; a
+problem without messages is its text as it stands. Evaluations may take a
 sample, as 2510.04028 takes 128 questions of ARC-c (appendix C.2). The stream is shuffled again in each epoch and can be
 restored to the exact prompt.
 """
@@ -23,17 +24,33 @@ class ChatEncoder(Protocol):
     """The methods of a tokenizer that prompts need."""
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of `text`."""
+        """Token ids of `text` as it stands."""
         ...
 
-    def chat(self, turns: Turns) -> str:
-        """The text that the model's chat template makes of messages, up to where its answer begins."""
+    def plain(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text that no chat template has written."""
+        ...
+
+    def chat(self, turns: Turns) -> str | None:
+        """The text that the model's chat template makes of messages, up to where its answer begins; None without."""
         ...
 
 
-def prompt_of(item: TaskItem, tokenizer: ChatEncoder) -> str:
-    """Return the text that a model reads. Raises UserError where it needs a chat template that the tokenizer lacks."""
-    return tokenizer.chat(item.turns) if item.turns else item.text
+@dataclass(frozen=True, slots=True)
+class ReadPrompt:
+    """A prompt as the model reads it. A token by which its tokenizer begins a plain text is not part of `text`."""
+
+    text: str
+    tokens: tuple[int, ...]
+
+
+def read_prompt(item: TaskItem, tokenizer: ChatEncoder) -> ReadPrompt:
+    """Return a problem as the model reads it. Raises UserError where its chat template cannot write the messages."""
+    written = tokenizer.chat(item.turns) if item.turns else None
+    if written is not None:
+        return ReadPrompt(written, tokenizer.encode(written))
+    text = "\n\n".join(text for _, text in item.turns) if item.turns else item.text
+    return ReadPrompt(text, tokenizer.plain(text))
 
 
 def sampled(items: Sequence[TaskItem], limit: int | None, seed: int) -> list[TaskItem]:
@@ -83,8 +100,8 @@ def tokenize_prompts(items: Sequence[TaskItem], tokenizer: ChatEncoder, max_prom
     """Tokenize all items, and leave out those longer than `max_prompt_tokens`. Raises UserError if none is left."""
     if not items:
         raise UserError("data.path: the data file holds no problems")
-    read = [replace(item, text=prompt_of(item, tokenizer)) for item in items]
-    encoded = [(item, tokenizer.encode(item.text)) for item in read]
+    read = [read_prompt(item, tokenizer) for item in items]
+    encoded = [(replace(item, text=each.text), each.tokens) for item, each in zip(items, read, strict=True)]
     kept = tuple((item, tokens) for item, tokens in encoded if 0 < len(tokens) <= max_prompt_tokens)
     if not kept:
         shortest = min(len(tokens) for _, tokens in encoded)

@@ -37,7 +37,8 @@ class Task:
     programs, `sandbox` makes the verifier of a sandbox and the seconds for all tests of a response. `worker`: the
     verifier may never end, so it runs only in processes that can be killed. `library` imports what the verifier needs
     and takes seconds to import; workers' parent calls it before it forks. `extra`: the library is an optional extra of
-    the package, and only a run of this task has the verifier.
+    the package, and only a run of this task has the verifier. `prompt` is the template by which `load` asks; empty
+    where a prompt is a notation of the task's own.
 
     Example: `Task(math.load_items, math.verify, worker=True, library=math.load_library)`.
     """
@@ -48,24 +49,30 @@ class Task:
     worker: bool = False
     library: Callable[[], object] | None = None
     extra: bool = False
+    prompt: str = ""
 
 
 TASKS: dict[str, Task] = {
-    "choice": Task(choice.load_items, choice.verify),
-    "code": Task(code.load_items, sandbox=code.CodeVerifier),
+    "choice": Task(choice.load_items, choice.verify, prompt="boxed_chatml"),
+    "code": Task(code.load_items, sandbox=code.CodeVerifier, prompt="plain"),
     "countdown": Task(countdown.load_items, countdown.verify),
-    "countdown_3": Task(countdown_tags.load_items_of_three, countdown_tags.verify),
-    "countdown_3to4": Task(countdown_tags.load_items, countdown_tags.verify),
-    "form": Task(form.load_items, form.verify),
-    "knights": Task(knights.load_items, knights.verify),
+    "countdown_3": Task(countdown_tags.load_items_of_three, countdown_tags.verify, prompt="countdown_qwen"),
+    "countdown_3to4": Task(countdown_tags.load_items, countdown_tags.verify, prompt="countdown_qwen"),
+    "form": Task(form.load_items, form.verify, prompt="plain"),
+    "knights": Task(knights.load_items, knights.verify, prompt="chatml"),
     "knights_short": Task(knights_short.load_items, knights_short.verify),
-    "math": Task(math.load_items, math.verify, worker=True, library=math.load_library),
+    "math": Task(math.load_items, math.verify, worker=True, library=math.load_library, prompt="boxed_chatml"),
     "reasoning_gym": Task(
-        reasoning_gym.load_items, reasoning_gym.verify, worker=True, library=reasoning_gym.load_library, extra=True
+        reasoning_gym.load_items,
+        reasoning_gym.verify,
+        worker=True,
+        library=reasoning_gym.load_library,
+        extra=True,
+        prompt="tags_chatml",
     ),
-    "short_answer": Task(short_answer.load_items, short_answer.verify),
+    "short_answer": Task(short_answer.load_items, short_answer.verify, prompt="boxed_chatml"),
     # Its `operation` is judged by the algebra of `math`.
-    "synlogic": Task(synlogic.load_items, synlogic.verify, worker=True, library=math.load_library),
+    "synlogic": Task(synlogic.load_items, synlogic.verify, worker=True, library=math.load_library, prompt="plain"),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,19 +14,37 @@ from transformers import PreTrainedTokenizerBase
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.lean_transformers import AutoTokenizer
 
+# The day that Llama 3's chat template has where nobody tells it one.
+_DAY = "26 Jul 2024"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextTokenizer:
     """A model's tokenizer.
 
     `stop_token_ids` ends a response: the tokenizer's own end token and those of generation_config.json,
-    ascending. `vocabulary_size` is one more than the largest id, so a model needs at least that many rows.
+    ascending. `vocabulary_size` is one more than the largest id, so a model needs at least that many rows. `bos` is the
+    token with which `plain` begins a text: at first the one that the tokenizer itself adds, if any. `special_ids` are
+    those of special tokens but the unknown one.
     """
 
     backend: PreTrainedTokenizerBase
     stop_token_ids: tuple[int, ...]
     pad_token_id: int
     vocabulary_size: int
+    bos: int | None
+    special_ids: frozenset[int]
+
+    def with_bos(self, wanted: bool | None) -> TextTokenizer:
+        """Return a tokenizer that begins plain texts with its begin-of-text token, or not; as it is for None.
+
+        Raises UserError where it has no such token.
+        """
+        if wanted is None:
+            return self
+        if wanted and self.backend.bos_token_id is None:
+            raise UserError(f"data.bos: the tokenizer of {self.backend.name_or_path} has no begin-of-text token")
+        return replace(self, bos=self.backend.bos_token_id if wanted else None)
 
     def digest(self) -> str:
         """Return the SHA-256 of its rules between text and tokens, its chat template and its stop tokens."""
@@ -42,20 +60,43 @@ class TextTokenizer:
         readable = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return tuple(self.backend.encode(readable, add_special_tokens=False))
 
-    def chat(self, turns: Sequence[tuple[str, str]]) -> str:
+    def plain(self, text: str) -> tuple[int, ...]:
+        """Token ids of a whole text, begun with `bos` unless it begins with a special token of its own."""
+        tokens = self.encode(text)
+        if self.bos is None or not tokens or tokens[0] in self.special_ids:
+            return tokens
+        return (self.bos, *tokens)
+
+    def chat(self, turns: Sequence[tuple[str, str]]) -> str | None:
         """The text that the model's chat template makes of messages (role, text), up to where the answer begins.
 
-        Raises UserError where the tokenizer has no chat template, or one that cannot write these messages.
+        None where the tokenizer has no chat template. Raises UserError where it has one that cannot write these.
         """
+        if not self.backend.chat_template:
+            return None
         messages = [{"role": role, "content": text} for role, text in turns]
         try:
-            text = self.backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            # Else it would write today's, and a run resumed tomorrow would be asked otherwise.
+            text = self.backend.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, date_string=_DAY
+            )
         except Exception as error:  # templates are programs, and raise what they like
+            roles = ", ".join(role for role, _ in turns)
             raise UserError(
-                f"{self.backend.name_or_path}: its chat template cannot write this prompt ({one_line(error)[:200]}); "
-                "set prompt to a template without one, such as boxed_chatml"
+                f"{self.backend.name_or_path}: its chat template cannot write messages of {roles} "
+                f"({one_line(error)[:200]}); set data.prompt (for an evaluation eval.prompt) to a template that has "
+                "other messages, or to plain"
             ) from error
         return str(text)
+
+    def missing(self, markers: Sequence[str]) -> list[str]:
+        """Those of the special tokens' names that are no single tokens here."""
+        known = self.backend.get_vocab() if markers else {}
+        return [marker for marker in markers if marker not in known]
+
+    def written_out(self, tokens: Sequence[int]) -> str:
+        """Text of `tokens`, special ones by their names."""
+        return str(self.backend.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of `tokens`, the end, padding and other special tokens left out."""
@@ -108,7 +149,17 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
         )
     stops, pad = tuple(sorted(named)), backend.pad_token_id
     largest = max(backend.get_vocab().values())
-    return TextTokenizer(backend, stops, stops[0] if pad is None else pad, largest + 1)
+    bos = backend.bos_token_id
+    adds_bos = bos is not None and backend.encode("", add_special_tokens=True)[:1] == [bos]
+    special = {number for number, token in backend.added_tokens_decoder.items() if token.special}
+    return TextTokenizer(
+        backend,
+        stops,
+        stops[0] if pad is None else pad,
+        largest + 1,
+        bos if adds_bos else None,
+        frozenset(special - {backend.unk_token_id}),
+    )
 
 
 def _generation_stops(path: Path) -> list[int]:

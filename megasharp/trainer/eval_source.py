@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,7 @@ from megasharp.tasks.tokenizer import TextTokenizer, load_tokenizer
 from megasharp.trainer.factories import make_engine
 from megasharp.trainer.resolve.devices import check_names, gpus_here, limit_threads, sampling_device
 from megasharp.trainer.resolve.engine_settings import check_context, check_window, engines_on_a_node, fleet_settings
+from megasharp.trainer.resolve.prompts import asking_of, prompts_meant
 from megasharp.weight_sync.push import FleetSync, make_transport
 
 # Stands for the name of the weights in the name of the folder that gets results.
@@ -82,11 +83,29 @@ def measured(source: Path) -> Measured:
     return _named(found[0])
 
 
+def config_of(source: Path) -> RunConfig | None:
+    """Return the configuration of a run, or of the run that a checkpoint belongs to; None where there is none to read.
+
+    Of a run that an older release began it has the prompts that this one meant.
+    """
+    step = _step_of(source.resolve())
+    with suppress(UserError):
+        folder = source if step is None else source.resolve().parent.parent
+        return validate(RunConfig, prompts_meant(stored_config(folder)), f"{folder}/config.yaml")
+    return None
+
+
+def _step_of(whole: Path) -> int | None:
+    """Return the step of a run's checkpoint; None for another folder."""
+    step = re.fullmatch(r"step_(\d+)", whole.name)
+    return None if step is None or whole.parent.name != _CHECKPOINTS else int(step[1])
+
+
 def _named(weights: Path) -> Measured:
     """Name weights by the run that a checkpoint belongs to, or else by their folder."""
     whole = weights.resolve()
-    step = re.fullmatch(r"step_(\d+)", whole.name)
-    if step is None or whole.parent.name != _CHECKPOINTS:
+    step = _step_of(whole)
+    if step is None:
         return Measured(weights, whole.name, None, Path(whole.name))
     folder = whole.parent.parent
     # Its configuration has the run's name; of a checkpoint that was copied without one, the folder's must do.
@@ -98,7 +117,7 @@ def _named(weights: Path) -> Measured:
     except UserError:
         pass
     run = name if isinstance(name, str) else folder.name
-    return Measured(weights, f"{run} step {int(step[1])}", int(step[1]), Path(run) / whole.name)
+    return Measured(weights, f"{run} step {step}", step, Path(run) / whole.name)
 
 
 def _holds_weights(folder: Path) -> bool:
@@ -214,7 +233,7 @@ def probe_run(name: str, runs: Path, suite: str | None, count: int, say: Callabl
     Raises UserError where there is no such run, suite or model, or a file cannot be read or written.
     """
     root = find_run(name, runs)
-    config = validate(RunConfig, stored_config(root), f"{root}/config.yaml")
+    config = validate(RunConfig, prompts_meant(stored_config(root)), f"{root}/config.yaml")
     write_like(root)
     chosen = suite or next(iter(config.eval.suites), None)
     if chosen is None:
@@ -229,7 +248,8 @@ def probe_run(name: str, runs: Path, suite: str | None, count: int, say: Callabl
             say(f"{path}: there already")
             continue
         with hf_folder(weights) as folder, engine_of(folder) as engine:
-            probes = Probes(root, load_suite(chosen), load_tokenizer(folder), count, longest)
+            tokenizer = load_tokenizer(folder).with_bos(config.data.bos)
+            probes = Probes(root, load_suite(chosen, asking=asking_of(config)), tokenizer, count, longest)
             say(f"wrote {probes.take(engine, step)}")
 
 

@@ -23,15 +23,16 @@ from megasharp.config.run_config import load_run
 from megasharp.convert.model_folder import model_folder
 from megasharp.convert.record import weights_fingerprint
 from megasharp.evals.compare import Comparison, Crossing, compare
-from megasharp.evals.evaluate import Progress, Tokenizer, check_identity, chunk_size, evaluate
+from megasharp.evals.evaluate import Progress, check_identity, chunk_size, evaluate
 from megasharp.evals.groups import Planned, PlannedGroup, Settings, plan_suites
 from megasharp.evals.result import EvalResult, EvalSetting, averaged, save_group, summarize
 from megasharp.evals.result_files import group_lines, load_figures, load_result, result_lines, save
-from megasharp.evals.suites import parse_ks
+from megasharp.evals.suites import Asking, parse_ks
 from megasharp.rollout.step_request import Engine
 from megasharp.tasks.judge import Judge, digest_of
 from megasharp.tasks.tokenizer import load_tokenizer
-from megasharp.trainer.eval_source import CHECKPOINT, Measured, engine_of, engines_of, hf_folder, measured
+from megasharp.trainer.eval_source import CHECKPOINT, Measured, config_of, engine_of, engines_of, hf_folder, measured
+from megasharp.trainer.resolve.prompts import asking_of, check_markers, checked_name
 from megasharp.trainer.reward_judge import RewardJudge, check_judging
 
 # Characters of a digest that tell two evaluations apart.
@@ -43,7 +44,8 @@ class Asked:
     """The options of the command line. `suites` are suites and groups by name; settings that are None are theirs.
 
     `engines` is a run file whose SGLang engines sample, with `overrides`; without it the engine of this process does.
-    `out` None is a folder under evals/ named after the weights; `reward` decides where responses are judged.
+    `out` None is a folder under evals/ named after the weights; `reward` decides where responses are judged. `prompt`
+    is a template's name, or `suite`; without it a run's weights are asked as its training was.
     """
 
     source: Path | None
@@ -55,6 +57,7 @@ class Asked:
     engines: Path | None = None
     overrides: Sequence[str] = ()
     reward: RewardConfig = field(default_factory=RewardConfig)
+    prompt: str | None = None
 
 
 def settings(n: int | None, k: str | None, top_p: float | None, max_tokens: int | None) -> Settings:
@@ -85,10 +88,15 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
             "say what to evaluate: a run, a checkpoint or a Hugging Face folder; or --compare A.json B.json"
         )
     source = asked.source
+    run = config_of(source)
+    if asked.prompt is not None:
+        asking = Asking(checked_name(asked.prompt), first=True)
+    else:
+        asking = Asking() if run is None else asking_of(run)
     sweep = []
     for temperature in asked.temperatures or [None]:
         changed = {} if temperature is None else {"temperature": temperature}
-        sweep.append(plan_suites(asked.suites, asked.settings.model_copy(update=changed), asked.seed))
+        sweep.append(plan_suites(asked.suites, asked.settings.model_copy(update=changed), asked.seed, asking))
     tasks = {each.suite.task for groups in sweep for group in groups for each in group.evaluations}
     check_judging(asked.reward, tasks, "megasharp eval")
     for line in _ours(sweep[0]):
@@ -96,7 +104,7 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
     evaluation: _Evaluation | None = None
     try:
         with save_heard(), interruptible():
-            evaluation = _Evaluation(asked, measured(source), say)
+            evaluation = _Evaluation(asked, measured(source), run.data.bos if run else None, say)
             write_like_run(source, evaluation.root)
             with held(evaluation.root, "another megasharp eval writes there; give another --out"):
                 evaluation.open_all(sweep)
@@ -124,8 +132,9 @@ def _kept(evaluation: _Evaluation | None) -> str:
 class _Evaluation:
     """One command's evaluations, in order; the engine starts when the first of them needs it."""
 
-    def __init__(self, asked: Asked, model: Measured, say: Say) -> None:
+    def __init__(self, asked: Asked, model: Measured, bos: bool | None, say: Say) -> None:
         self._asked = asked
+        self._tokenizer = load_tokenizer(model_folder(model.weights).description).with_bos(bos)
         self._model = model
         self._say = say
         self.root = Path(str(asked.out or Path("evals") / model.place).replace(CHECKPOINT, model.weights.name))
@@ -134,9 +143,11 @@ class _Evaluation:
         self.progress: Progress | None = None
 
     def open_all(self, sweep: Sequence[Sequence[PlannedGroup]]) -> None:
-        """Raise UserError where a folder holds another evaluation's samples or results, before anything starts."""
+        """Raise UserError before anything starts: for prompts of other models, or another evaluation's files."""
         for groups in sweep:
             for group in groups:
+                suites = [each.suite for each in group.evaluations]
+                check_markers("", suites, self._tokenizer, "megasharp eval", "--prompt")
                 for each in group.evaluations:
                     self._done(each)
                     self._open(each)
@@ -230,13 +241,13 @@ class _Evaluation:
 
     def _evaluated(self, planned: Planned, judge: Judge) -> EvalResult:
         assert self._sampler is not None
-        engine, tokenizer = self._sampler.get()
+        engine = self._sampler.get()
         self.progress = self._open(planned)
         sampling = planned.sampling
         return evaluate(
             engine,
             planned.suite,
-            tokenizer,
+            self._tokenizer,
             n=sampling.n,
             ks=sampling.ks,
             temperature=sampling.temperature,
@@ -252,21 +263,20 @@ class _Evaluation:
 
 
 class _Sampler:
-    """The engine with the weights, and their tokenizer, made at their first use."""
+    """The engine with the weights, made at its first use."""
 
     def __init__(self, asked: Asked, weights: Path, out: Path) -> None:
         self._asked = asked
         self._weights = weights
         self._logs = (out / "logs").absolute()
         self._stack = signals.ClosingStack()
-        self._made: tuple[Engine, Tokenizer] | None = None
+        self._made: Engine | None = None
 
-    def get(self) -> tuple[Engine, Tokenizer]:
-        """Return both. Raises UserError where they cannot be made."""
+    def get(self) -> Engine:
+        """Return it. Raises UserError where it cannot be made."""
         if self._made is None:
             folder = self._stack.enter_context(hf_folder(self._weights))
-            engine = self._stack.enter_context(_engine(folder, self._asked, self._logs))
-            self._made = engine, load_tokenizer(folder)
+            self._made = self._stack.enter_context(_engine(folder, self._asked, self._logs))
         return self._made
 
     def close(self) -> None:

@@ -33,6 +33,7 @@ from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import CONFIG_FILE
 from megasharp.convert.record import weights_fingerprint
 from megasharp.tasks.judge import digest_of
+from megasharp.trainer.resolve.prompts import prompts_meant
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
 
 # Keys and sections that decide what is trained, on what and how: curves before and after a change are not one run's.
@@ -52,6 +53,7 @@ IDENTITY = (
         for key in ("engine", "temperature", "top_p", "top_k", "max_staleness", "oversample", "stragglers")
     ),
     # Resets, stages and the best checkpoint come from a curve of evaluations.
+    "eval.prompt",
     "eval.temperature",
     "eval.top_p",
     "eval.max_response_tokens",
@@ -86,6 +88,25 @@ def with_stored_bias(root: Path, config: RunConfig) -> RunConfig:
         allowed = begun.allow_length_bias or "allow_length_bias" not in begun.model_fields_set
         if allowed and begun.oversample and not begun.max_staleness:
             return config.model_copy(update={"rollout": config.rollout.model_copy(update={"allow_length_bias": True})})
+    return config
+
+
+def with_stored_prompts(root: Path, config: RunConfig) -> RunConfig:
+    """Return a configuration that asks training and suites as the stored run does, where the user's file does not say.
+
+    So its evaluations compare, also where a release with other prompts began it.
+    """
+    if holds_no_run(root):
+        return config
+    with suppress(UserError):
+        stored = prompts_meant(stored_config(root))
+        changed = {}
+        for section, keys in (("data", ("prompt", "bos")), ("eval", ("prompt",))):
+            table: Any = stored.get(section) or {}
+            now = getattr(config, section)
+            kept = {key: table[key] for key in keys if key in table and getattr(now, key) is None}
+            changed[section] = now.model_copy(update=kept)
+        return config.model_copy(update=changed)
     return config
 
 
@@ -193,7 +214,7 @@ def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = (), rem
     if holds_no_run(root):
         return []
     path = root / "config.yaml"
-    stored = _as_trained(stored_config(root))
+    stored = prompts_meant(_as_trained(stored_config(root)))
     # Keys that are younger than the stored file get their defaults; a file that no longer validates is compared as is.
     with suppress(UserError):
         recipe = stored.get("recipe") or {}

@@ -163,4 +163,7 @@ def checker(answer: SynLogicAnswer) -> Check:
 
 def load_items(path: Path) -> list[TaskItem]:
     """Problems of SynLogic from a JSONL file. Raises UserError as `read_records` does."""
-    return [TaskItem(record.id, "synlogic", record.prompt, record.answer, path.name) for record in read_records(path)]
+    return [
+        TaskItem(record.id, "synlogic", record.prompt, record.answer, path.name, question=record.prompt)
+        for record in read_records(path)
+    ]

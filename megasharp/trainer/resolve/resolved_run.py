@@ -33,7 +33,8 @@ from megasharp.trainer.resolve.engine_settings import (
     longest,
     longest_keys,
 )
-from megasharp.trainer.resolve.models import open_memory, open_model, training_problems
+from megasharp.trainer.resolve.models import open_memory, open_model, training_problems, training_prompt
+from megasharp.trainer.resolve.prompts import asking_of, check_markers
 from megasharp.trainer.resolve.recipes import build_recipes, check_prolonged, resolved_config
 from megasharp.trainer.reward_judge import check_judging, judged_tasks, training_items
 
@@ -68,10 +69,11 @@ class ResolvedRun:
     cluster_layout: Layout | None = None
 
 
-def check(config: RunConfig, where: str) -> ResolvedRun:
+def check(config: RunConfig, where: str, begun: bool = False) -> ResolvedRun:
     """Read all that a run needs, and refuse what cannot run. `where` names the configuration file.
 
-    Raises UserError in one line.
+    A run that has `begun` goes on with the prompts it has, special tokens of another model included. Raises UserError
+    in one line.
     """
     check_installed(config.log.trackers, where)
     check_rollout(config.rollout, where)
@@ -90,8 +92,11 @@ def check(config: RunConfig, where: str) -> ResolvedRun:
         its_model, window = (memory.model, memory.window) if memory else (None, None)
         if config.rollout.engines:
             check_engines(fleet_settings(config, model, its_model, Path(), window), where)
-    tokenizer = load_tokenizer(model.description)
-    suites = tuple(load_suite(name) for name in config.eval.suites)
+    tokenizer = load_tokenizer(model.description).with_bos(config.data.bos)
+    asking = asking_of(config)
+    suites = tuple(load_suite(name, asking=asking) for name in config.eval.suites)
+    if not begun:
+        check_markers(training_prompt(config.data), suites, tokenizer, where)
     check_judging(config.reward, judged_tasks(config, suites), where)
     items = training_items(training_problems(config.data, where), config.reward)
     policy = config.policy

@@ -6,6 +6,8 @@ from megasharp.convert.lora import trained_parameters
 from megasharp.planner.memory import run_text, runs_of_layers
 from megasharp.trainer.resolve.devices import device_of
 from megasharp.trainer.resolve.engine_settings import choose_transport
+from megasharp.trainer.resolve.models import training_prompt, training_task
+from megasharp.trainer.resolve.prompts import prompt_differences, shown_prompt
 from megasharp.trainer.resolve.recipes import correction_notes
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
 from megasharp.trainer.reward_judge import TRIED_ROWS, judged_tasks, workers_for
@@ -31,9 +33,15 @@ def describe(resolved: ResolvedRun) -> str:
         f"recipe     {', '.join(resolved.recipes.final.methods)}; {resolved.recipes.final.reduction.value}",
         f"data       {len(resolved.prompts)} prompts of {config.data.name}; evaluation on "
         + (", ".join(suite.name for suite in resolved.suites) or "nothing"),
+        f"prompt     {_prompt(resolved)}",
         *_reward(resolved),
     ]
     return "\n".join([*lines, *_notes(resolved)])
+
+
+def _prompt(resolved: ResolvedRun) -> str:
+    data = resolved.config.data
+    return shown_prompt(resolved.prompts, training_prompt(data), training_task(data), resolved.tokenizer)
 
 
 def _reward(resolved: ResolvedRun) -> list[str]:
@@ -65,7 +73,9 @@ def _notes(resolved: ResolvedRun) -> list[str]:
     stages = resolved.config.data.stages
     beyond = [stage.until for stage in section.schedule if stage.until >= resolved.config.steps]
     longer = [stage.until for stage in stages if stage.until is not None and stage.until >= resolved.config.steps]
+    training = training_task(resolved.config.data), training_prompt(resolved.config.data)
     return [
+        *(f"note       {text}" for text in prompt_differences(training, resolved.suites)),
         *(f"note       {text}" for text in correction_notes(resolved.config, recipes)),
         *(f"note       recipe.{name} is set, but no method of the recipe reads it" for name in tables),
         *(f"note       recipe.schedule: the run ends before what follows step {until}" for until in beyond),

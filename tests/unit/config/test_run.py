@@ -103,7 +103,6 @@ def test_resolved_configuration_reads_the_same(run_file: Path) -> None:
     [
         ("{}", "data: give either task and path, or set"),
         ("{task: math, set: math500}", "data: give either task and path, or set"),
-        ("{task: math, path: a.jsonl, prompt: plain}", "a template is for data.set"),
     ],
 )
 def test_data_is_a_task_or_a_set(data: str, message: str, tmp_path: Path) -> None:

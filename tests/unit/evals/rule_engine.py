@@ -22,6 +22,8 @@ class CharacterTokenizer:
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(map(ord, text))
 
+    plain = encode
+
     def decode(self, tokens: Sequence[int]) -> str:
         return "".join(chr(token) for token in tokens if token)
 

@@ -38,6 +38,8 @@ class Names:
     def encode(self, text):
         return tuple(map(ord, text))
 
+    plain = encode
+
     def decode(self, tokens):
         return "".join(self.token_texts(tokens))
 

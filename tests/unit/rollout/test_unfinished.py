@@ -304,6 +304,8 @@ def test_a_resumed_run_trains_on_every_prompt_once(tmp_path: Path) -> None:
         def encode(self, text: str) -> tuple[int, ...]:
             return (int(text),)
 
+        plain = encode
+
     def stream() -> PromptStream:
         return PromptStream(tokenize_prompts(items, Numbers(), 4), seed=3)
 

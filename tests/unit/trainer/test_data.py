@@ -35,7 +35,7 @@ def test_a_set_is_shown_as_a_model_reads_it() -> None:
     show_set("math_levels_3to5", FILES / "math_train.jsonl", None, 1, None, lines.append)
     text = "\n".join(lines)
     assert "problems   5 " in text and "left out   5 rows: another level" in text and "licence    MIT" in text
-    first = load_set("math_levels_3to5", FILES / "math_train.jsonl").items[0]
+    first = load_set("math_levels_3to5", FILES / "math_train.jsonl", "boxed_chat").items[0]
     assert first.text in text and "gold='2'" in text and text.count("--- math_levels") == 1
 
 

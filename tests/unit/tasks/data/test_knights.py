@@ -19,7 +19,6 @@ from megasharp.tasks.knights import (
     Statement,
     is_true,
     make_puzzle,
-    prompt_text,
     puzzle_text,
     read_records,
     solutions,
@@ -94,7 +93,6 @@ def test_the_text(tmp_path: Path) -> None:
     assert "You meet Clara, David and Elena." in text
     assert 'David says: "Clara is a knight if and only if (it is not true that David and Elena are the same)."' in text
     assert 'Elena says: "Clara is a knight and David is a knight."' in text
-    assert prompt_text(puzzle).endswith("<|im_end|>\n<|im_start|>assistant\n")
 
 
 @each_case(

@@ -53,7 +53,7 @@ def test_a_suite_of_a_set_with_a_limit_a_seed_and_another_prompt(tmp_path: Path)
     [
         ("set: math500\ntask: math\n", "give either set, or task and path"),
         ("limit: 3\n", "give either set, or task and path"),
-        ("task: math\npath: a.jsonl\nprompt: plain\n", "prompt: a template is for a set"),
+        ("set: math500\nprompt: plan\n", "prompt: no template 'plan'; did you mean plain"),
         ("set: math501\npath: some.yaml\n", "no data set 'math501'; did you mean math500"),
         ("set: math500\nlimit: 0\n", "limit: .*greater than or equal to 1"),
     ],

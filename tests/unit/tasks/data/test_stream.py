@@ -26,6 +26,8 @@ class CodePoints:
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(map(ord, text))
 
+    plain = encode
+
 
 def items(count: int, longest: int = 0) -> list[TaskItem]:
     return [

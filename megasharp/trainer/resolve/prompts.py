@@ -1,0 +1,90 @@
+"""The prompts of a run: how its suites are asked, one that is shown, and the refusal of another model's markers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from megasharp.common.errors import UserError
+from megasharp.common.terminal import visible
+from megasharp.config.core import Tree
+from megasharp.config.run_config import RunConfig
+from megasharp.evals.suites import OWN, Asking, Suite
+from megasharp.tasks.problems import published_prompt
+from megasharp.tasks.prompts import by_chat, template_named
+from megasharp.tasks.stream import TokenizedPrompts
+from megasharp.tasks.tokenizer import TextTokenizer
+from megasharp.trainer.resolve.models import training_prompt, training_task
+
+# Of a prompt that is shown: characters of its beginning and of its end.
+_HEAD, _TAIL = 280, 120
+
+
+def checked_name(prompt: str) -> str:
+    """Return the name of a template, or `suite`. Raises UserError for another one."""
+    if prompt != OWN:
+        template_named(prompt)
+    return prompt
+
+
+def asking_of(config: RunConfig) -> Asking:
+    """Return how a run asks suites whose files name no template. Raises UserError for an unknown one."""
+    name = config.eval.prompt and checked_name(config.eval.prompt)
+    return Asking(name, (training_task(config.data), training_prompt(config.data)))
+
+
+def prompts_meant(stored: Tree) -> Tree:
+    """Return a stored configuration with the prompts that one without `eval.prompt` (before 2026-11-25) means.
+
+    Sets and tasks were asked by their published templates, suites by their own, and no token began a plain prompt.
+    """
+    data: Any = stored.get("data")
+    evaluation: Any = stored.get("eval") or {}
+    if "prompt" in evaluation or not isinstance(data, dict):
+        return stored
+    own = published_prompt(data.get("set"), data.get("task"))
+    prompt = data.get("prompt") or (own if by_chat(own) != own else None)
+    return {**stored, "data": {**data, "prompt": prompt, "bos": False}, "eval": {**evaluation, "prompt": OWN}}
+
+
+def check_markers(
+    training: str, suites: Sequence[Suite], tokenizer: TextTokenizer, where: str, key: str = "eval.prompt"
+) -> None:
+    """Raise UserError for a template whose own words name special tokens that this tokenizer does not have.
+
+    `training` is the template of training, empty for none, and `key` sets that of the suites. Such names in a problem's
+    text are the problem's.
+    """
+    asked = [("it", training, "data.prompt"), *((f"suite {each.name}", each.prompt, key) for each in suites)]
+    for who, name, its_key in asked:
+        template = template_named(name) if name else None
+        missing = tokenizer.missing(template.markers) if template else []
+        if template and missing:
+            raise UserError(
+                f"{where}: {who} asks by {name}, whose {missing[0]} is no token of {tokenizer.backend.name_or_path}; "
+                f"set {its_key}={template.in_chat or 'chat'}, which the model's own chat template writes"
+            )
+
+
+def shown_prompt(prompts: TokenizedPrompts, name: str, task: str, tokenizer: TextTokenizer) -> str:
+    """Return the first prompt in one line, special tokens and control characters written out, and its making."""
+    item, tokens = prompts.prompts[0]
+    by = name or f"{task}'s own"
+    if item.turns:
+        written = tokenizer.chat(item.turns) is not None
+        by += " in the model's chat template" if written else " as plain text, for the model has no chat template"
+    else:
+        by += ", plain text"
+    text = visible(tokenizer.written_out(tokens)).replace("\n", "⏎").replace("\t", "⇥")
+    if len(text) > _HEAD + _TAIL:
+        text = f"{text[:_HEAD]} [...] {text[-_TAIL:]}"
+    return f"{text} ({len(tokens)} tokens; {by})"
+
+
+def prompt_differences(training: tuple[str, str], suites: Sequence[Suite]) -> list[str]:
+    """Return the line that says which suites of training's task are asked otherwise than training, if any are."""
+    task, template = training
+    other = [f"{each.name} asks by {each.prompt}" for each in suites if each.task == task and each.prompt != template]
+    if not other:
+        return []
+    return [f"eval prompts differ from training's: suite {', '.join(other)}, training by {template}; set eval.prompt"]
