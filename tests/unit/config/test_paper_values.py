@@ -15,10 +15,18 @@ import pytest
 from cases import each_case
 
 from megasharp.algos.recipe import RecipeSchedule
+from megasharp.config.core import read_tree, validate
 from megasharp.config.run_config import RunConfig, load_run
+from megasharp.evals.suites import SuiteFile
+from megasharp.tasks.problems import published_prompt
+from megasharp.tasks.prompts import TEMPLATES
+from megasharp.tasks.sets import SETS
+from megasharp.trainer.resolve.models import training_prompt
+from megasharp.trainer.resolve.prompts import asking_of
 from megasharp.trainer.resolve.recipes import build_recipes
 
 PAPER = Path(__file__).parents[3] / "configs" / "algo" / "paper"
+SUITES = PAPER.parents[1] / "task"
 ROWS = sorted(file.stem for file in PAPER.glob("*.yaml") if not file.name.startswith("_"))
 
 
@@ -115,6 +123,43 @@ def test_numbers_are_the_papers(row: str) -> None:
 def test_evaluations_sample_as_the_papers_do(start: str, top_p: float, tokens: int | None) -> None:
     found = {(run.eval.top_p, run.eval.max_response_tokens) for run in map(run_of, ROWS) if run.name.startswith(start)}
     assert found == {(top_p, tokens)}
+
+
+# Templates of training and of each kind of suite, by what a row's name starts with; rows of unknown sets are not here.
+PROMPTS: dict[str, tuple[str, dict[str, str]]] = {
+    "casp_math_qwen2.5": ("boxed_qwen", {"math": "boxed_qwen"}),
+    "casp_math_llama3.2": ("boxed_llama", {"math": "boxed_llama"}),
+    "casp_logic": ("chat", {"synlogic": "chat", "short_answer": "boxed_chat"}),
+    "casp_code": ("deepcoder", {"code": "evalplus livecodebench"}),
+    "iac_": ("boxed_verl", {"math": "boxed_verl"}),
+    "ds_countdown_": ("countdown_qwen", {"countdown_3to4": "countdown_qwen"}),
+    "ds_countdown3_": ("countdown_qwen", {"countdown_3": "countdown_qwen"}),
+    "ds_math": ("boxed_verl", {"math": "boxed_verl"}),
+    "two_stage_math_qwen": ("boxed_chatml", {"math": "boxed_chatml", "choice": "boxed_chatml"}),
+    "two_stage_math_llama": ("boxed_chat", {"math": "boxed_chat", "choice": "boxed_chat"}),
+    "rlvr_decomposed": ("boxed_qwen", {"math": "boxed_qwen"}),
+    "dapo_math": ("boxed_verl", {"math": "boxed_verl"}),
+    "clip_cov": ("boxed_verl", {"math": "boxed_verl"}),
+    "kl_cov": ("boxed_verl", {"math": "boxed_verl"}),
+    "gspo_": ("boxed_verl", {"math": "boxed_verl"}),
+}
+
+
+@each_case("row", [row for row in ROWS if row.startswith(tuple(PROMPTS))])
+def test_suites_are_asked_as_training_is_but_for_what_the_table_says(row: str) -> None:
+    run, (start, *_) = run_of(row), [start for start in PROMPTS if row.startswith(start)]
+    found: dict[str, set[str]] = {}
+    for name in run.eval.suites:
+        suite = validate(SuiteFile, read_tree(SUITES / f"{name}.yaml"), name)
+        assert suite.set and suite.prompt is None
+        task = SETS[suite.set].task
+        found.setdefault(task, set()).add(asking_of(run).template(task, published_prompt(suite.set, None)))
+    training = training_prompt(run.data)
+    assert run.data.prompt == training, "a row names its prompt"
+    assert (training, {task: " ".join(sorted(names)) for task, names in found.items()}) == PROMPTS[start]
+    markers = {marker for name in {training, *set().union(*found.values())} for marker in TEMPLATES[name].markers}
+    other = "<|im_start|>" if "llama" in row else "<|start_header_id|>"
+    assert other not in markers, "markers of another family of models"
 
 
 @each_case(
@@ -373,11 +418,11 @@ REDUCTION = Marks("", "reduction")
 DAPO_PARTS = "clip dynamic_sampling max_tokens cache_tokens"
 MARKS = {
     "_verl": Marks("dtype betas weight_decay clip_grad warmup_steps decay"),
-    "_casp_math": Marks("every", "- steps set top_p low high"),
-    "_casp_math_llama3.2-3b-instruct": Marks("", "steps set"),
+    "_casp_math": Marks("every", "- steps set prompt top_p low high"),
+    "_casp_math_llama3.2-3b-instruct": Marks("", "steps set prompt"),
     "_casp_math_qwen2.5-32b": Marks("steps"),
-    "_casp_logic": Marks("- steps top_p low max_rounds every"),
-    "_casp_code": Marks("- steps top_p low high every"),
+    "_casp_logic": Marks("- steps prompt top_p low max_rounds every"),
+    "_casp_code": Marks("- steps top_p low high every prompt", "prompt"),
     "casp_math_qwen2.5-math-7b_softmax": Marks("", "omega"),
     "casp_math_qwen2.5-math-7b_w_reinforce": WEIGHT,
     "casp_math_qwen2.5-math-7b_kl_cov": Marks("share coefficient"),
@@ -389,7 +434,7 @@ MARKS = {
     "_iac": Marks(
         "max_prompt_tokens max_response_tokens temperature top_p mini_batches reduction low high dual coefficient form "
         "form temperature",
-        "lr alpha",
+        "lr prompt alpha",
     ),
     **{f"iac_deepscaler_qwen3-{size}_dr_grpo": REDUCTION for size in ("4b", "8b", "14b")},
     **{
@@ -401,7 +446,7 @@ MARKS = {
     "iac_deepscaler_qwen3-8b_dapo": Marks(DAPO_PARTS, "path factor"),
     "iac_deepscaler_qwen3-8b_dapo_iac_dlc": Marks("- mu path", "lr"),
     "iac_dapo17k_r1-distill-qwen-1.5b_dapo": Marks(DAPO_PARTS, "factor"),
-    "_ds_countdown": Marks("- lr top_p coefficient every n", "reduction std form"),
+    "_ds_countdown": Marks("- lr top_p coefficient every n", "prompt reduction std form"),
     "ds_countdown_qwen2.5-3b-instruct": Marks("form"),
     "ds_countdown_qwen2.5-3b-instruct_entropy_bonus": COEFFICIENT,
     "ds_countdown_qwen2.5-3b-instruct_entropy_penalty": COEFFICIENT,
@@ -409,7 +454,7 @@ MARKS = {
     "ds_countdown_qwen2.5-3b-instruct_gr_pkpo": Marks("k"),
     "ds_countdown3_qwen2.5-3b-instruct_grpo": Marks("steps n"),
     "ds_countdown3_qwen2.5-3b-instruct_entropy_bonus": Marks("steps n coefficient"),
-    "_ds_math": Marks("form every", "top_p std dual"),
+    "_ds_math": Marks("form every", "prompt top_p std dual"),
     "_ds_math_qwen3-1.7b": Marks("", "lr"),
     "_ds_math_qwen2.5-math-1.5b": Marks("", "lr"),
     "_ds_math_qwen2.5-math-7b": Marks("", "lr"),
@@ -429,15 +474,19 @@ MARKS = {
     "_two_stage": Marks("steps every", "max_prompt_tokens max_response_tokens top_p form"),
     "two_stage_math_qwen2.5-math-7b_gspo": Marks("low high"),
     "two_stage_math_qwen2.5-math-7b_gspo_n": Marks("low high"),
-    "_rlvr_decomposed": Marks("", "steps coefficient"),
+    "two_stage_math_llama3.2-3b-instruct_grpo": Marks("", "prompt prompt"),
+    "two_stage_math_llama3.2-3b-instruct_grpo_n": Marks("", "prompt prompt"),
+    "_rlvr_decomposed": Marks("", "steps prompt coefficient"),
+    "dapo_math_qwen2.5-32b": Marks("prompt"),
     "_dapo_20k": Marks("steps", "warmup_steps factor n"),
     "forking_tokens_math_qwen3-14b": Marks("", "task"),
     "forking_tokens_math_qwen3-14b_dapo": Marks("", "task"),
-    "_entropy_mechanism": Marks("steps n", "set"),
+    "_entropy_mechanism": Marks("steps prompt n", "set"),
     "unlikeliness_lean_deepseek-prover-v1.5-sft": Marks(
         "temperature top_p low high every n temperature", "steps mini_batches reduction form"
     ),
-    "gspo_math_qwen3-30b-a3b-base": Marks("", "steps"),
+    "gspo_gsm8k_qwen2.5-3b-instruct": Marks("prompt"),
+    "gspo_math_qwen3-30b-a3b-base": Marks("prompt", "steps"),
     "prorl_mixed_r1-distill-qwen-1.5b": Marks(
         "max_prompt_tokens max_response_tokens max_response_tokens top_p reduction dual max_rounds coefficient form "
         "metric patience min_improvement every suites temperature",
