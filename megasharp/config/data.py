@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -22,18 +22,22 @@ class LengthStageConfig(LengthStage):
         return self
 
 
-class DataConfig(Section):
-    """Source of the prompts, number of prompts and responses per step, and length limits in tokens.
+# Keys that make the rows of `path` a user's own.
+_OF_OWN_ROWS = ("prompt_key", "answer_key", "system", "template", "split", "name", "revision")
 
-    Problems are those of a `task` in the file `path`, or of a data `set`, from the hub or from `path` in the set's own
-    schema. `prompt` replaces the template of set or task. `stages` come before `max_response_tokens`, which holds for
-    the rest of the run.
+
+class DataSource(Section):
+    """A source of problems: those of a `task` in the file `path`, of a data `set`, or of a user's own rows.
+
+    Own rows are at `path` too, on disk or on the hub: a row's prompt is its column `prompt_key`, its answer the column
+    `answer_key`. With a `task` its verifier judges the responses, without one `reward.function`.
     """
 
     task: str | None = Field(
         default=None,
-        description="Kind of problems in path, such as countdown or math; it sets the prompt and the verifier. Give "
-        "either task and path, or set.",
+        description="Kind of problems in path, such as countdown or math; it sets the verifier, and, where no "
+        "prompt_key is given, the fields that path must have. null with path: rows of your own, which reward.function "
+        "judges.",
     )
     set: str | None = Field(
         default=None,
@@ -42,14 +46,76 @@ class DataConfig(Section):
     )
     path: str | None = Field(
         default=None,
-        description="File with the problems of task, or a file or folder with the rows of set in the set's own "
-        "schema. Required with task; null with set: the hub, or its cache in HF_HOME.",
+        description="File with the problems of task, rows of your own (JSONL, JSON, parquet, CSV, a folder of them, a "
+        "folder that datasets has saved, or a data set's id on the Hugging Face hub), or a file or folder with the "
+        "rows of set in the set's own schema. null with set: the hub, or its cache in HF_HOME.",
+    )
+    name: str | None = Field(
+        default=None,
+        description="Configuration of the data set that path names on the hub. null: the only one, else default or "
+        "main.",
+    )
+    split: str | None = Field(
+        default=None,
+        description="Split of your own rows in path. null: train, where path has splits.",
+    )
+    revision: str | None = Field(
+        default=None,
+        description="Branch, tag or commit of the data set that path names on the hub. null: its main branch.",
+    )
+    prompt_key: str | None = Field(
+        default=None,
+        description="Column of your own rows that holds the prompt, a text or a list of messages with role and "
+        "content; a.b is column a's entry b. null: prompt, messages, question, problem or another usual name.",
+    )
+    answer_key: str | None = Field(
+        default=None,
+        description="Column of your own rows that holds the answer, of any type. null: answer, ground_truth, "
+        "reward_model.ground_truth or another usual name, if there is one.",
+    )
+    system: str | None = Field(
+        default=None,
+        description="System message put before the prompts of your own rows that have none of their own.",
+    )
+    template: str | None = Field(
+        default=None,
+        description="Text of the user's message around the prompts of your own rows, with {question} in the place of "
+        "the prompt and {COLUMN} in that of another column. null: the prompt alone.",
     )
     prompt: str | None = Field(
         default=None,
         description="Name of a prompt template; megasharp data list prints all. null: that of set or task as messages, "
         "which the model's own chat template writes; a model without one gets their text.",
     )
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        own = [key for key in _OF_OWN_ROWS if getattr(self, key) is not None]
+        if self.set is not None and (self.task is not None or own):
+            raise ValueError(f"{own[0] if own else 'task'} is for rows of your own or a task's file, not for set")
+        if self.set is None and self.task is None and self.path is None:
+            raise ValueError("give path, with rows of your own or with the problems of a task, or give set")
+        if self.prompt is not None and (self.system is not None or self.template is not None):
+            raise ValueError("prompt names a whole template; leave system and template out, or prompt")
+        return self
+
+    @property
+    def is_own(self) -> bool:
+        """Whether path holds rows of the user's own, which need no schema of a task's."""
+        return self.set is None and (self.task is None or any(getattr(self, key) is not None for key in _OF_OWN_ROWS))
+
+    @property
+    def label(self) -> str:
+        """Name of the set, the task or the rows, for messages."""
+        return self.set or (self.path if self.is_own else self.task) or ""
+
+
+class DataConfig(DataSource):
+    """Source of the prompts, number of prompts and responses per step, and length limits in tokens.
+
+    `stages` come before `max_response_tokens`, which holds for the rest of the run.
+    """
+
     bos: bool | None = Field(
         default=None,
         description="Begins prompts that no chat template writes with the tokenizer's begin-of-text token; chat "
@@ -83,17 +149,6 @@ class DataConfig(Section):
         description="Limits on the response length before max_response_tokens, in order, as in ProRL's 8k then 16k. "
         "Empty: one limit for the whole run.",
     )
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> DataConfig:
-        if (self.task is None) == (self.set is None):
-            raise ValueError("give either task and path, or set")
-        return self
-
-    @property
-    def name(self) -> str:
-        """Name of the set or the task, for messages."""
-        return self.set or self.task or ""
 
     @property
     def largest_response(self) -> int:

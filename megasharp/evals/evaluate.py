@@ -249,8 +249,11 @@ class _Source:
         problems = [part.problem for part, some in zip(chunk.parts, sampled, strict=True) for _ in some]
         completions = [completion for some in sampled for completion in some]
         texts = [self.tokenizer.decode(completion.tokens.tolist()) for completion in completions]
-        answers = [self.suite.items[problem].answer for problem in problems]
-        items = [Item(self.suite.task, text, answer) for text, answer in zip(texts, answers, strict=True)]
+        asked = [self.suite.items[problem] for problem in problems]
+        items = [
+            Item(self.suite.task, text, item.answer, item.text, item.turns, item.row)
+            for text, item in zip(texts, asked, strict=True)
+        ]
         verdicts = judged(self.judge, completions, items)
         return [Sample.of(*each) for each in zip(problems, completions, verdicts, strict=True)]
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from megasharp.common.errors import UserError
-from megasharp.common.section import Section
 from megasharp.config.core import SHIPPED, read_tree, validate
+from megasharp.config.data import DataSource
 from megasharp.tasks.judge import TaskItem
-from megasharp.tasks.problems import load_problems, published_prompt
+from megasharp.tasks.problems import load_problems, published_prompt, task_of
 from megasharp.tasks.prompts import by_chat, template_named
-from megasharp.tasks.sets.load import set_named
+from megasharp.tasks.sets.row_sources import is_hub_id
 from megasharp.tasks.stream import sampled
 
 _ELLIPSES = ("...", "…")
@@ -116,12 +116,21 @@ class Asking:
     """The template by which suites are asked whose file names none.
 
     `name` is a template's name or `suite`; where it is None, suites of the task that is trained on are asked as in
-    training, by `training`: that task and its template. What is `first` counts before the template of a group.
+    training, by `training`: that task and its template, or, where both are a user's own rows, by `words`: training's
+    system message and template. What is `first` counts before the template of a group.
     """
 
     name: str | None = None
     training: tuple[str, str] | None = None
+    words: tuple[str | None, str | None] = (None, None)
     first: bool = False
+
+    def in_words(self, source: SuiteFile) -> SuiteFile:
+        """Return a suite of own rows with the words of training around them, where it has none of its own."""
+        asks = self.name is None and self.training is not None and self.training[0] == task_of(source)
+        if not asks or not source.is_own or source.prompt or source.system or source.template:
+            return source
+        return source.model_copy(update=dict(zip(("system", "template"), self.words, strict=True)))
 
     def template(self, task: str, own: str) -> str:
         """Return the template for a suite of `task` whose `own` is the published one; empty: the task's notation."""
@@ -132,31 +141,13 @@ class Asking:
         return self.training[1] if self.training and self.training[0] == task else by_chat(own)
 
 
-class SuiteFile(Section):
-    """A suite's YAML file: a `task` and the `path` of its file, or a `set`, whose rows may be at `path` too.
+class SuiteFile(DataSource):
+    """A suite's YAML file: a source of problems, of which `limit` are drawn by `seed`; null is all of them.
 
-    `prompt` is the template of this suite in every evaluation. `limit` problems are drawn by `seed`; null is all of
-    them.
+    `prompt` is the template of this suite in every evaluation, and its path is relative to the YAML file, to the folder
+    that holds its configs/, or to the working directory.
     """
 
-    task: str | None = Field(
-        default=None,
-        description="Kind of problems in path; it sets the prompt and the verifier. Give either task and path, or set.",
-    )
-    set: str | None = Field(
-        default=None,
-        description="Name of a known data set; megasharp data list prints all. Rows come from path, or from the "
-        "Hugging Face hub where path is null.",
-    )
-    path: str | None = Field(
-        default=None,
-        description="File or folder with the problems, relative to the YAML file, to the folder that holds its "
-        "configs/, or to the working directory. Required with task; null with set: the hub.",
-    )
-    prompt: str | None = Field(
-        default=None,
-        description="Name of a prompt template, whatever the run asks by. null: as the run's eval.prompt says.",
-    )
     limit: int | None = Field(default=None, ge=1, description="Number of problems to draw from all of them. null: all.")
     seed: int = Field(
         default=0,
@@ -164,14 +155,6 @@ class SuiteFile(Section):
         description="Seed of the draw; the same seed with a larger limit keeps the problems of the smaller one. Used "
         "with limit.",
     )
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> SuiteFile:
-        if (self.task is None) == (self.set is None):
-            raise ValueError("give either set, or task and path")
-        if self.set is None and self.path is None:
-            raise ValueError("task: name its data file as path")
-        return self
 
 
 def load_suite(
@@ -194,11 +177,13 @@ def load_suite(
     path = _suite_path(name)
     given = {key: value for key, value in (("prompt", prompt), ("limit", limit), ("seed", seed)) if value is not None}
     entry = validate(SuiteFile, {**read_tree(path), **given}, str(path))
+    if entry.set is None and entry.path is None:
+        raise UserError(f"{path}: task: name its data file as path")
     data = _data_path(path, entry.path) if entry.path is not None else None
-    task = set_named(entry.set).task if entry.set is not None else entry.task
-    assert task is not None
-    chosen = entry.prompt or asking.template(task, published_prompt(entry.set, entry.task))
-    items = load_problems(entry.set, entry.task, data, chosen)
+    task, entry = task_of(entry), asking.in_words(entry)
+    words = entry.system is not None or entry.template is not None
+    chosen = entry.prompt or ("" if words else asking.template(task, published_prompt(entry.set, entry.task)))
+    items = load_problems(entry, data, chosen)
     try:
         return Suite(path.stem, task, tuple(sampled(items, entry.limit, entry.seed)), chosen)
     except UserError as error:
@@ -223,4 +208,6 @@ def _data_path(suite: Path, data: str) -> Path:
     for folder in (*suite.resolve().parents[:3], Path.cwd()):
         if (folder / data).exists():
             return folder / data
+    if is_hub_id(data):
+        return Path(data)
     raise UserError(f"{suite}: path: no data {data!r} beside this file or in {Path.cwd()}")

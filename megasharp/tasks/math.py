@@ -23,7 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
-from megasharp.tasks.extraction import check_names, last_box, last_stated, name_of, read_objects, text_field
+from megasharp.tasks.extraction import (
+    check_names,
+    last_box,
+    last_stated,
+    name_of,
+    number_field,
+    read_objects,
+    text_field,
+)
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.math_bounds import MAX_LENGTH, beyond, stand_ins, with_stand_ins, without_stand_ins
 from megasharp.tasks.math_text import (
@@ -59,7 +67,7 @@ def read_records(path: Path) -> list[MathRecord]:
         MathRecord(
             name_of(fields, ("unique_id", "id"), path, where),
             text_field(fields, "problem", where),
-            MathAnswer(text_field(fields, "answer", where)),
+            MathAnswer(number_field(fields, "answer", where)),
         )
         for where, fields in read_objects(path, "write lines with 'problem' and 'answer'")
     ]
@@ -94,6 +102,12 @@ class MathAnswer(TaskAnswer):
     """
 
     gold: str
+
+
+def answer_of(text: str) -> MathAnswer:
+    """Return the answer of a user's own row: what follows the last `####`, as GSM8K writes solutions, or all of it."""
+    number = text.rpartition("####")[2].strip() if "####" in text else ""
+    return MathAnswer(number.replace(",", "") or text)
 
 
 def verify(text: str, answer: TaskAnswer) -> Verdict:

@@ -1,13 +1,19 @@
-"""Problems of a set, or of a task's file, asked by a template."""
+"""Problems of a source: a set's, a task's file's, or a user's own rows, asked by a template."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from megasharp.common.errors import UserError
+from megasharp.config.data import DataSource
 from megasharp.tasks.judge import TaskItem
-from megasharp.tasks.prompts import asked
+from megasharp.tasks.own_reward import OWN_TASK
+from megasharp.tasks.own_rows import Columns, OwnAnswer, read_own_rows
+from megasharp.tasks.prompts import asked, by_chat
 from megasharp.tasks.sets.load import load_set, set_named
-from megasharp.tasks.table import TASKS, load_items
+from megasharp.tasks.sets.row_sources import own_rows
+from megasharp.tasks.table import TASKS, load_items, row_of
 
 
 def published_prompt(set_name: str | None, task: str | None) -> str:
@@ -20,13 +26,60 @@ def published_prompt(set_name: str | None, task: str | None) -> str:
     return TASKS[task].prompt if task in TASKS else ""
 
 
-def load_problems(set_name: str | None, task: str | None, path: Path | None, prompt: str) -> list[TaskItem]:
-    """All problems of a set, or of a task's file, in their order; an empty `prompt` leaves the task's own.
+def task_of(source: DataSource) -> str:
+    """Return the task whose verifier judges a source's responses, `own` for a user's function.
 
-    Raises UserError as `load_set`, `load_items` and `asked` do.
+    Raises UserError for an unknown set.
     """
-    if set_name is not None:
-        return list(load_set(set_name, path, prompt or None).items)
-    assert task is not None and path is not None
-    items = load_items(task, path)
-    return asked(items, prompt) if prompt else items
+    return set_named(source.set).task if source.set is not None else source.task or OWN_TASK
+
+
+def prompt_of(source: DataSource) -> str:
+    """Return the template by which a source is asked where nothing else is said; empty for its own words.
+
+    Own rows with a system message or a template of their own have words of their own, and so have those without a task.
+    """
+    if source.prompt is not None:
+        return source.prompt
+    if source.system is not None or source.template is not None:
+        return ""
+    return by_chat(published_prompt(source.set, source.task))
+
+
+def load_problems(source: DataSource, path: Path | None, prompt: str) -> list[TaskItem]:
+    """All problems of a source in their order, at `path`; an empty `prompt` leaves their own words.
+
+    Raises UserError as `load_set`, `load_items`, `read_own_rows` and `asked` do.
+    """
+    if source.set is not None:
+        return list(load_set(source.set, path, prompt or None).items)
+    assert path is not None
+    if not source.is_own:
+        assert source.task is not None
+        items = load_items(source.task, path)
+        return asked(items, prompt) if prompt else items
+    items = _own_items(source, path)
+    # Messages are asked as they stand, unless the user says otherwise, which is refused.
+    return asked(items, prompt) if prompt and (source.prompt or all(item.question for item in items)) else items
+
+
+def _own_items(source: DataSource, path: Path) -> list[TaskItem]:
+    name = source.path if path.as_posix() == source.path and not path.exists() else path.name
+    columns = Columns(source.prompt_key, source.answer_key, source.system, source.template)
+    found = read_own_rows(own_rows(path, source.split, source.name, source.revision), columns, str(name))
+    if source.task is None:
+        return list(found.items)
+    answer_of = row_of(source.task).answer
+    if answer_of is None or found.answer_key is None:
+        can = ", ".join(name for name, row in TASKS.items() if row.answer)
+        raise UserError(
+            f"{path}: task {source.task} cannot judge rows of your own by one answer"
+            f"{'' if answer_of else f'; tasks that can: {can}'}; name data.answer_key, write the task's own fields, or "
+            "judge by reward.function"
+        )
+    items = []
+    for item in found.items:
+        value = item.answer.value if isinstance(item.answer, OwnAnswer) else None
+        text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+        items.append(replace(item, task=source.task, answer=answer_of(text)))
+    return items

@@ -18,7 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
-from megasharp.tasks.extraction import check_names, ending, last_box, last_stated, name_of, read_objects, text_field
+from megasharp.tasks.extraction import (
+    check_names,
+    ending,
+    last_box,
+    last_stated,
+    name_of,
+    number_field,
+    read_objects,
+    text_field,
+)
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.prompts import boxed_prompt
 
@@ -38,7 +47,7 @@ def read_records(path: Path) -> list[ShortAnswerRecord]:
         ShortAnswerRecord(
             name_of(fields, ("id",), path, where),
             text_field(fields, "input", where),
-            ShortAnswer(text_field(fields, "target", where)),
+            ShortAnswer(number_field(fields, "target", where)),
         )
         for where, fields in read_objects(path, "write lines with 'input' and 'target'")
     ]

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from megasharp.common.errors import UserError
+from megasharp.common.records import TaskAnswer
 from megasharp.tasks import (
     choice,
     code,
@@ -38,7 +39,8 @@ class Task:
     verifier may never end, so it runs only in processes that can be killed. `library` imports what the verifier needs
     and takes seconds to import; workers' parent calls it before it forks. `extra`: the library is an optional extra of
     the package, and only a run of this task has the verifier. `prompt` is the template by which `load` asks; empty
-    where a prompt is a notation of the task's own.
+    where a prompt is a notation of the task's own. `answer` makes its record of the text that is the answer in a user's
+    own row; None where it takes more than a text.
 
     Example: `Task(math.load_items, math.verify, worker=True, library=math.load_library)`.
     """
@@ -50,6 +52,7 @@ class Task:
     library: Callable[[], object] | None = None
     extra: bool = False
     prompt: str = ""
+    answer: Callable[[str], TaskAnswer] | None = None
 
 
 TASKS: dict[str, Task] = {
@@ -61,7 +64,14 @@ TASKS: dict[str, Task] = {
     "form": Task(form.load_items, form.verify, prompt="plain"),
     "knights": Task(knights.load_items, knights.verify, prompt="chatml"),
     "knights_short": Task(knights_short.load_items, knights_short.verify),
-    "math": Task(math.load_items, math.verify, worker=True, library=math.load_library, prompt="boxed_chatml"),
+    "math": Task(
+        math.load_items,
+        math.verify,
+        worker=True,
+        library=math.load_library,
+        prompt="boxed_chatml",
+        answer=math.answer_of,
+    ),
     "reasoning_gym": Task(
         reasoning_gym.load_items,
         reasoning_gym.verify,
@@ -70,7 +80,9 @@ TASKS: dict[str, Task] = {
         extra=True,
         prompt="tags_chatml",
     ),
-    "short_answer": Task(short_answer.load_items, short_answer.verify, prompt="boxed_chatml"),
+    "short_answer": Task(
+        short_answer.load_items, short_answer.verify, prompt="boxed_chatml", answer=short_answer.ShortAnswer
+    ),
     # Its `operation` is judged by the algebra of `math`.
     "synlogic": Task(synlogic.load_items, synlogic.verify, worker=True, library=math.load_library, prompt="plain"),
 }
@@ -78,11 +90,16 @@ TASKS: dict[str, Task] = {
 
 def load_items(task: str, path: Path) -> list[TaskItem]:
     """All problems of a task's data file. Raises UserError for a task not in the table, or a bad file."""
+    return row_of(task).load(path)
+
+
+def row_of(task: str) -> Task:
+    """The row of a task. Raises UserError, with near names, for one that is not in the table."""
     if task not in TASKS:
         near = " or ".join(get_close_matches(task, TASKS, n=3, cutoff=0.5))
         hint = f"is it {near}? Known tasks" if near else "known tasks"
         raise UserError(f"data.task: unknown task {task!r}; {hint}: {', '.join(sorted(TASKS))}")
-    return TASKS[task].load(path)
+    return TASKS[task]
 
 
 def rows_of(tasks: Collection[str]) -> dict[str, Task]:

@@ -22,10 +22,10 @@ from megasharp.config.run_config import RunConfig
 from megasharp.evals.suites import Suite
 from megasharp.tasks.judge import DirectJudge, Item, Judge, TaskItem
 from megasharp.tasks.own_reward import OWN_TASK, OwnReward, find_function, is_own
+from megasharp.tasks.problems import task_of
 from megasharp.tasks.sandbox.bubblewrap import RISK, open_sandbox
 from megasharp.tasks.sandbox.pool import PoolCounts, VerifierPool, how_ended
 from megasharp.tasks.table import make_verifiers, rows_of
-from megasharp.trainer.resolve.models import training_task
 
 MOST_WORKERS = 4
 # Rows on which a user's function is called before a run starts.
@@ -212,7 +212,7 @@ def own_rewards(reward: RewardConfig) -> dict[str, OwnReward]:
 
 def judged_tasks(config: RunConfig, suites: Sequence[Suite]) -> set[str]:
     """Return the tasks whose verifiers a run needs: its suites', and training's where no own function judges it."""
-    training = set() if config.reward.function else {training_task(config.data)}
+    training = set() if config.reward.function else {task_of(config.data)}
     return training | {suite.task for suite in suites}
 
 
@@ -242,7 +242,15 @@ def workers_for(reward: RewardConfig, tasks: Collection[str]) -> int:
 
 
 def check_judging(reward: RewardConfig, tasks: Collection[str], where: str) -> None:
-    """Refuse a limit that nobody would keep, another library's verifier in this process, programs without a sandbox."""
+    """Refuse own rows that nothing judges, a limit that nobody would keep, and programs without a sandbox.
+
+    And another library's verifier in this process.
+    """
+    if any(map(is_own, tasks)) and not own_rewards(reward):
+        raise UserError(
+            f"{where}: nothing judges the responses to rows of your own: set reward.function=MODULE:FUNCTION, or the "
+            "task of the rows, such as data.task=math, for its verifier"
+        )
     workers = workers_for(reward, tasks)
     for task in _worker_tasks(tasks) if workers == 0 else []:
         raise UserError(

@@ -97,7 +97,7 @@ def _check_and_train(
     if prompts.skipped:
         total = len(prompts) + prompts.skipped
         say(
-            f"{prompts.skipped} of {total} prompts in {data.path or data.set} are left out: "
+            f"{prompts.skipped} of {total} prompts of {data.label} are left out: "
             f"empty, or longer than data.max_prompt_tokens ({data.max_prompt_tokens})"
         )
     for model in (resolved.model, *([resolved.memory.model] if resolved.memory else [])):

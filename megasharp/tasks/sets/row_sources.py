@@ -3,16 +3,19 @@
 Commands keep the hub off (`HF_HUB_OFFLINE=1`, `megasharp/common/exit_codes.py`), so that a job on a node without a
 network fails at once and says so; `HF_HUB_OFFLINE=0` lets a set be fetched, once. Nothing else imports `datasets`.
 
-Files are parquet, JSONL, or JSON (a list of rows), the last two also as .gz. A folder, which may be a copy of a hub's
+Files are parquet, JSONL, JSON (a list of rows), the last two also as .gz, or CSV. A folder that the library's
+`save_to_disk` has written is read by it. Another folder, which may be a copy of a hub's
 repository, is read file by file: those whose path names the source (its name or configuration), if any does, and of
 those the ones that begin with the split's name, if any does.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import os
+import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -44,13 +47,70 @@ def _table(source: Source) -> Iterator[tuple[str, Fields]]:
         # Imported here: it takes a second, and most runs read files of their own.
         from datasets import load_dataset
 
-        table = load_dataset(source.hub, source.config, split=source.split, revision=source.revision)
+        try:
+            table = load_dataset(source.hub, source.config, split=source.split, revision=source.revision)
+        except ValueError as error:
+            usual = [name for name in _USUAL_CONFIGS if f"'{name}'" in str(error)]
+            if source.config is not None or "onfig" not in str(error) or not usual:
+                raise
+            note(f"data set {source.hub}: its configuration {usual[0]!r} is read; data.name names another")
+            table = load_dataset(source.hub, usual[0], split=source.split, revision=source.revision)
     except Exception as error:  # the library raises many kinds, and all mean the same to the user
         raise _not_had(source, error) from error
     where = "/".join(filter(None, (source.hub, source.config, source.split)))
     begin, end = source.rows or (0, len(table))
     for number, fields in enumerate(islice(table, begin, end), start=begin):
         yield f"{where}, row {number}", fields
+
+
+# An owner and a name, as the hub writes them.
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# Of a repository with several configurations, the one that is meant where nobody names one.
+_USUAL_CONFIGS = ("default", "main")
+
+
+def is_hub_id(path: str) -> bool:
+    """Return whether a path that does not exist reads as a data set's id on the hub. Example: "openai/gsm8k"."""
+    return _HUB_ID.fullmatch(path) is not None and not path.endswith(SUFFIXES)
+
+
+def own_rows(path: Path, split: str | None, config: str | None, revision: str | None) -> Iterator[tuple[str, Fields]]:
+    """Read a user's own rows, each with its place: of a file or a folder, or of the hub where `path` is an id of it.
+
+    What exists on disk wins. `split` None is train. Of a folder with files named after splits, those of `split` are
+    read. Raises UserError where rows cannot be had.
+    """
+    if (path.is_dir() and (path / "dataset_dict.json").exists()) or (path / "state.json").exists():
+        yield from _saved(path, split)
+    elif path.exists():
+        named = Source("", "", split or "train")
+        if split is not None and path.is_dir():
+            files = files_of(path, named, alone=True)
+            if not files[0].name.startswith(split):
+                names = ", ".join(each.name for each in files)
+                raise UserError(f"{path}: no file of the split {split!r} (data.split); there are {names}")
+        yield from local_rows(path, named, alone=True)
+    elif is_hub_id(str(path)):
+        yield from hub_rows(Source(path.name, str(path), split or "train", config, revision))
+    else:
+        raise UserError(f"{path}: no such file or folder, and no id of the hub (OWNER/NAME)")
+
+
+def _saved(path: Path, split: str | None) -> Iterator[tuple[str, Fields]]:
+    try:
+        from datasets import load_from_disk
+
+        table = load_from_disk(str(path))
+    except Exception as error:  # the library raises many kinds, and all mean the same to the user
+        raise UserError(f"{path}: cannot read this data set ({one_line(error)[:200]})") from error
+    # A dictionary has a table for each split.
+    if isinstance(table, dict):
+        chosen = split or "train"
+        if chosen not in table:
+            raise UserError(f"{path}: no split {chosen!r} (data.split); there are {', '.join(table)}")
+        table = table[chosen]
+    for number, fields in enumerate(table):
+        yield f"{path}, row {number}", fields
 
 
 def _fetched(source: Source, name: str) -> Path:
@@ -80,7 +140,7 @@ def _off() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").lower() not in _ON
 
 
-SUFFIXES = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz")
+SUFFIXES = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz", ".csv")
 _BATCH_ROWS = 1000
 
 
@@ -141,6 +201,8 @@ def rows_of_file(path: Path) -> Iterator[tuple[str, Fields]]:
         yield from _lines(path)
     elif name.endswith((".json", ".json.gz")):
         yield from _list(path)
+    elif name.endswith(".csv"):
+        yield from _csv(path)
     else:
         raise UserError(f"{path}: unknown kind of file; it must end in one of {', '.join(SUFFIXES)}")
 
@@ -169,6 +231,17 @@ def _lines(path: Path) -> Iterator[tuple[str, Fields]]:
                     yield parse_object(line, f"{path}:{number}")
     except (OSError, EOFError) as error:
         raise UserError(f"{path}: cannot read this file ({one_line(error)})") from error
+
+
+def _csv(path: Path) -> Iterator[tuple[str, Fields]]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for number, fields in enumerate(csv.DictReader(file, strict=True), start=1):
+                if None in fields or None in fields.values():
+                    raise UserError(f"{path}, row {number}: another number of columns than its first line has")
+                yield f"{path}, row {number}", fields
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}: cannot read this CSV file ({one_line(error)})") from error
 
 
 def _list(path: Path) -> Iterator[tuple[str, Fields]]:

@@ -13,33 +13,14 @@ from megasharp.convert.hf_folder import HFReader, check_tokenizer, read_config
 from megasharp.convert.lora import recorded_adapters
 from megasharp.convert.model_folder import CONFIG_FILE, ModelFolder, is_part, model_folder, what_it_is
 from megasharp.tasks.judge import TaskItem
-from megasharp.tasks.problems import load_problems, published_prompt
-from megasharp.tasks.prompts import by_chat
-from megasharp.tasks.sets.load import set_named
-
-
-def training_task(data: DataConfig) -> str:
-    """Return the task whose verifier judges training's responses. Raises UserError for an unknown set."""
-    if data.set is not None:
-        return set_named(data.set).task
-    assert data.task is not None
-    return data.task
-
-
-def training_prompt(data: DataConfig) -> str:
-    """Return the template by which training asks; empty where a prompt is a notation of the task's own.
-
-    Raises UserError for an unknown set.
-    """
-    return data.prompt or by_chat(published_prompt(data.set, data.task))
+from megasharp.tasks.problems import load_problems, prompt_of
 
 
 def training_problems(data: DataConfig, where: str) -> list[TaskItem]:
     """Read all problems, in their own order; `where` names the configuration file. Raises UserError in one line."""
-    path = find(data.path) if data.path is not None else None
-    if data.set is None and path is None:
+    if data.set is None and data.path is None:
         raise UserError(f"{where}: data.path: name a data file of task {data.task!r}")
-    return load_problems(data.set, data.task, path, training_prompt(data))
+    return load_problems(data, find(data.path) if data.path is not None else None, prompt_of(data))
 
 
 # The part of a run's checkpoint that is a Megatron folder of its memory network.

@@ -10,11 +10,11 @@ from megasharp.common.terminal import visible
 from megasharp.config.core import Tree
 from megasharp.config.run_config import RunConfig
 from megasharp.evals.suites import OWN, Asking, Suite
-from megasharp.tasks.problems import published_prompt
+from megasharp.tasks.own_reward import is_own
+from megasharp.tasks.problems import prompt_of, published_prompt, task_of
 from megasharp.tasks.prompts import by_chat, template_named
 from megasharp.tasks.stream import TokenizedPrompts
 from megasharp.tasks.tokenizer import TextTokenizer
-from megasharp.trainer.resolve.models import training_prompt, training_task
 
 # Of a prompt that is shown: characters of its beginning and of its end.
 _HEAD, _TAIL = 280, 120
@@ -30,7 +30,8 @@ def checked_name(prompt: str) -> str:
 def asking_of(config: RunConfig) -> Asking:
     """Return how a run asks suites whose files name no template. Raises UserError for an unknown one."""
     name = config.eval.prompt and checked_name(config.eval.prompt)
-    return Asking(name, (training_task(config.data), training_prompt(config.data)))
+    data = config.data
+    return Asking(name, (task_of(data), prompt_of(data)), (data.system, data.template))
 
 
 def prompts_meant(stored: Tree) -> Tree:
@@ -69,7 +70,7 @@ def check_markers(
 def shown_prompt(prompts: TokenizedPrompts, name: str, task: str, tokenizer: TextTokenizer) -> str:
     """Return the first prompt in one line, special tokens and control characters written out, and its making."""
     item, tokens = prompts.prompts[0]
-    by = name or f"{task}'s own"
+    by = name or ("the words of your rows" if is_own(task) else f"{task}'s own")
     if item.turns:
         written = tokenizer.chat(item.turns) is not None
         by += " in the model's chat template" if written else " as plain text, for the model has no chat template"

@@ -21,6 +21,7 @@ from megasharp.convert.model_folder import ModelFolder
 from megasharp.evals.suites import Suite, load_suite
 from megasharp.metrics.trackers.watch import check_installed
 from megasharp.rollout.sglang.client.health import check_engines
+from megasharp.tasks.problems import prompt_of
 from megasharp.tasks.stream import TokenizedPrompts, tokenize_prompts
 from megasharp.tasks.tokenizer import TextTokenizer, load_tokenizer
 from megasharp.trainer.resolve.devices import device_of
@@ -33,7 +34,7 @@ from megasharp.trainer.resolve.engine_settings import (
     longest,
     longest_keys,
 )
-from megasharp.trainer.resolve.models import open_memory, open_model, training_problems, training_prompt
+from megasharp.trainer.resolve.models import open_memory, open_model, training_problems
 from megasharp.trainer.resolve.prompts import asking_of, check_markers
 from megasharp.trainer.resolve.recipes import build_recipes, check_prolonged, resolved_config
 from megasharp.trainer.reward_judge import check_judging, judged_tasks, training_items
@@ -96,7 +97,7 @@ def check(config: RunConfig, where: str, begun: bool = False) -> ResolvedRun:
     asking = asking_of(config)
     suites = tuple(load_suite(name, asking=asking) for name in config.eval.suites)
     if not begun:
-        check_markers(training_prompt(config.data), suites, tokenizer, where)
+        check_markers(prompt_of(config.data), suites, tokenizer, where)
     check_judging(config.reward, judged_tasks(config, suites), where)
     items = training_items(training_problems(config.data, where), config.reward)
     policy = config.policy

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from megasharp.convert.lora import trained_parameters
 from megasharp.planner.memory import run_text, runs_of_layers
+from megasharp.tasks.problems import prompt_of, task_of
 from megasharp.trainer.resolve.devices import device_of
 from megasharp.trainer.resolve.engine_settings import choose_transport
-from megasharp.trainer.resolve.models import training_prompt, training_task
 from megasharp.trainer.resolve.prompts import prompt_differences, shown_prompt
 from megasharp.trainer.resolve.recipes import correction_notes
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
@@ -31,7 +31,7 @@ def describe(resolved: ResolvedRun) -> str:
         f"rollouts   {_engines(resolved)}, temperature {config.rollout.temperature}, <= "
         f"{', then '.join(map(str, limits))} tokens",
         f"recipe     {', '.join(resolved.recipes.final.methods)}; {resolved.recipes.final.reduction.value}",
-        f"data       {len(resolved.prompts)} prompts of {config.data.name}; evaluation on "
+        f"data       {len(resolved.prompts)} prompts of {config.data.label}; evaluation on "
         + (", ".join(suite.name for suite in resolved.suites) or "nothing"),
         f"prompt     {_prompt(resolved)}",
         *_reward(resolved),
@@ -41,7 +41,7 @@ def describe(resolved: ResolvedRun) -> str:
 
 def _prompt(resolved: ResolvedRun) -> str:
     data = resolved.config.data
-    return shown_prompt(resolved.prompts, training_prompt(data), training_task(data), resolved.tokenizer)
+    return shown_prompt(resolved.prompts, prompt_of(data), task_of(data), resolved.tokenizer)
 
 
 def _reward(resolved: ResolvedRun) -> list[str]:
@@ -73,7 +73,7 @@ def _notes(resolved: ResolvedRun) -> list[str]:
     stages = resolved.config.data.stages
     beyond = [stage.until for stage in section.schedule if stage.until >= resolved.config.steps]
     longer = [stage.until for stage in stages if stage.until is not None and stage.until >= resolved.config.steps]
-    training = training_task(resolved.config.data), training_prompt(resolved.config.data)
+    training = task_of(resolved.config.data), prompt_of(resolved.config.data)
     return [
         *(f"note       {text}" for text in prompt_differences(training, resolved.suites)),
         *(f"note       {text}" for text in correction_notes(resolved.config, recipes)),

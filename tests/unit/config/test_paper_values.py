@@ -18,10 +18,9 @@ from megasharp.algos.recipe import RecipeSchedule
 from megasharp.config.core import read_tree, validate
 from megasharp.config.run_config import RunConfig, load_run
 from megasharp.evals.suites import SuiteFile
-from megasharp.tasks.problems import published_prompt
+from megasharp.tasks.problems import prompt_of, published_prompt
 from megasharp.tasks.prompts import TEMPLATES
 from megasharp.tasks.sets import SETS
-from megasharp.trainer.resolve.models import training_prompt
 from megasharp.trainer.resolve.prompts import asking_of
 from megasharp.trainer.resolve.recipes import build_recipes
 
@@ -154,7 +153,7 @@ def test_suites_are_asked_as_training_is_but_for_what_the_table_says(row: str) -
         assert suite.set and suite.prompt is None
         task = SETS[suite.set].task
         found.setdefault(task, set()).add(asking_of(run).template(task, published_prompt(suite.set, None)))
-    training = training_prompt(run.data)
+    training = prompt_of(run.data)
     assert run.data.prompt == training, "a row names its prompt"
     assert (training, {task: " ".join(sorted(names)) for task, names in found.items()}) == PROMPTS[start]
     markers = {marker for name in {training, *set().union(*found.values())} for marker in TEMPLATES[name].markers}

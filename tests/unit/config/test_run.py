@@ -101,8 +101,8 @@ def test_resolved_configuration_reads_the_same(run_file: Path) -> None:
 @each_case(
     ("data", "message"),
     [
-        ("{}", "data: give either task and path, or set"),
-        ("{task: math, set: math500}", "data: give either task and path, or set"),
+        ("{}", "data: give path, with rows of your own"),
+        ("{task: math, set: math500}", "data: task is for rows of your own or a task.s file, not for set"),
     ],
 )
 def test_data_is_a_task_or_a_set(data: str, message: str, tmp_path: Path) -> None:

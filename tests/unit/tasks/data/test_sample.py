@@ -51,8 +51,8 @@ def test_a_suite_of_a_set_with_a_limit_a_seed_and_another_prompt(tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("set: math500\ntask: math\n", "give either set, or task and path"),
-        ("limit: 3\n", "give either set, or task and path"),
+        ("set: math500\ntask: math\n", "task is for rows of your own or a task.s file, not for set"),
+        ("limit: 3\n", "give path, with rows of your own"),
         ("set: math500\nprompt: plan\n", "prompt: no template 'plan'; did you mean plain"),
         ("set: math501\npath: some.yaml\n", "no data set 'math501'; did you mean math500"),
         ("set: math500\nlimit: 0\n", "limit: .*greater than or equal to 1"),

@@ -123,7 +123,7 @@ def test_countdown_is_asked_for_as_tinyzero_does_and_by_the_count_of_numbers(tmp
     [
         ("math", '{"problem": "1+1?"}', "'answer' must be a non-empty string"),
         ("math", '{"problem": "", "answer": "2"}', "'problem' must be a non-empty string"),
-        ("math", '{"problem": "1+1?", "answer": 2}', "'answer' must be a non-empty string"),
+        ("math", '{"problem": "1+1?", "answer": true}', "'answer' must be a non-empty string"),
         ("countdown_3to4", '{"nums": [1, 2]}', "'target' must be a positive integer, got None"),
         ("countdown_3to4", '{"nums": [1], "target": 1}', "'nums' must be two or more positive integers"),
         ("short_answer", '{"input": "1+1?"}', "'target' must be a non-empty string"),

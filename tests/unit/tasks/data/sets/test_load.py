@@ -95,7 +95,7 @@ def test_a_part_without_a_row_is_named(name: str, empty: str, tmp_path: Path) ->
     [
         ("gsm8k", "nowhere.jsonl", "no such file or folder; path names a parquet or JSON file"),
         ("gsm8k", "empty", "no data file in this folder"),
-        ("gsm8k", "rows.csv", "unknown kind of file; it must end in one of .parquet"),
+        ("gsm8k", "rows.tsv", "unknown kind of file; it must end in one of .parquet"),
         ("gsm8k", "broken.parquet", "cannot read this parquet file"),
         ("gsm8k", "broken.json", "cannot read this JSON file"),
         ("gsm8k", "number.json", "a list of rows must stand here"),
@@ -113,7 +113,7 @@ def test_a_part_without_a_row_is_named(name: str, empty: str, tmp_path: Path) ->
 def test_what_cannot_be_read_is_one_line(name: str, path: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for file, text in {
-        "rows.csv": "a,b",
+        "rows.tsv": "a,b",
         "broken.parquet": "PAR1",
         "broken.json": "[",
         "number.json": "3",
