@@ -40,17 +40,17 @@ def train(
         raise typer.Exit(train_again(config, overrides or [], runs, first, allow_change or [], retries))
     from megasharp.checkpoint.run_folder import holds_no_run
     from megasharp.config.core import dump_yaml
-    from megasharp.config.run_config import load_run
+    from megasharp.config.run_config import load_run, run_tree
     from megasharp.trainer.resolve.devices import leave_gpus_alone
     from megasharp.trainer.resolve.resolved_run import check
     from megasharp.trainer.resolve.summary import describe
-    from megasharp.trainer.resume import with_stored_bias, with_stored_correction, with_stored_prompts
+    from megasharp.trainer.stored_config import resumed_config
 
     run = load_run(config, overrides or [])
     leave_gpus_alone(run)
     root = runs / run.name
     if resume:
-        run = with_stored_prompts(root, with_stored_correction(root, with_stored_bias(root, run)))
+        run = resumed_config(root, run_tree(config, overrides or []), str(config), note)
     resolved = check(run, str(config), begun=resume and not holds_no_run(root))
     if dry_run:
         from megasharp.trainer.plan import limits_that_bite

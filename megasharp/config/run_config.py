@@ -363,5 +363,12 @@ def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     Paths in it are found beside the file that has them, from the working directory, or in what megasharp ships. Raises
     UserError in one line.
     """
-    tree = read_tree(find(str(path)), with_paths_beside)
-    return validate(RunConfig, apply_overrides(tree, overrides), str(path))
+    return validate(RunConfig, run_tree(path, overrides), str(path))
+
+
+def run_tree(path: Path, overrides: Sequence[str] = ()) -> Tree:
+    """Read and merge a run file, and override keys of it, without validating: the keys that the user sets.
+
+    Raises UserError in one line.
+    """
+    return apply_overrides(read_tree(find(str(path)), with_paths_beside), overrides)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from megasharp.checkpoint.attempts import AttemptLog
@@ -36,7 +36,7 @@ from megasharp.trainer.resolve.devices import limit_threads
 from megasharp.trainer.resolve.models import check_content
 from megasharp.trainer.resolve.recipes import make_rules
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
-from megasharp.trainer.resume import check_inputs, check_resume, inputs_of, with_stored_memory, with_stored_tables
+from megasharp.trainer.resume import check_inputs, check_resume, inputs_of
 from megasharp.trainer.step_log import StepLog, open_step_log
 
 
@@ -89,9 +89,6 @@ def _check_and_train(
     limit_threads(resolved.architecture, deterministic)
     if deterministic:
         compute_deterministically()
-    if resume:
-        resolved = with_stored_memory(root, resolved, say)
-        resolved = replace(resolved, config=with_stored_tables(root, resolved.config))
     changes = check_resume(root, resolved.config, allowed) if resume else []
     prompts, data = resolved.prompts, resolved.config.data
     if prompts.skipped:

@@ -13,8 +13,8 @@ from megasharp.cluster.slurm.job import Job, render_array, submit_array
 from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import Say
 from megasharp.common.files import held, write_for, write_like, write_text
-from megasharp.config.core import dump_tree, find, validate
-from megasharp.config.run_config import RunConfig, run_of
+from megasharp.config.core import dump_tree, find, included, validate
+from megasharp.config.run_config import RunConfig, run_of, with_paths_beside
 from megasharp.reporting.history import read_run
 from megasharp.reporting.number_text import duration
 from megasharp.reporting.sweeps.grid import Cell, cells, load_sweep
@@ -22,6 +22,7 @@ from megasharp.reporting.sweeps.local import Task, last_line, run_all
 from megasharp.trainer.resolve.recipes import build_recipes, resolved_config
 from megasharp.trainer.resolve.resolved_run import check
 from megasharp.trainer.resume import check_resume
+from megasharp.trainer.stored_config import resumed_config
 from megasharp.trainer.submit import Asked, make_job
 
 _FINISHED, _RUNNING, _TO_DO = "finished", "running", "to do"
@@ -93,8 +94,7 @@ class Sweep:
 
         finished = {cell: self._folder / cell.name for cell in self._cells if self._state(cell) == _FINISHED}
         for cell in finished:
-            config = run_of(cell.tree, self._run_file(cell))
-            self._check_same(cell, resolved_config(config, build_recipes(config, str(self._file))))
+            self._check_same(cell)
         if self._folder.is_dir():
             write_like(self._folder)
         text, paths = write_results(self._config, self._cells, finished, out or self._folder)
@@ -119,16 +119,19 @@ class Sweep:
                 raise UserError(f"{self._file}: results.suite: {results.suite} is none of eval.suites ({evals.suites})")
             if missing := sorted({*results.k} - {*evals.k}):
                 raise UserError(f"{self._file}: results.k: {missing} is not in eval.k ({evals.k}); add it there")
-            self._check_same(cell, rows[cell.row].model_copy(update={"name": cell.name, "seed": cell.seed}))
+            self._check_same(cell)
         # A sweep's logs hold what its runs print.
         write_for(rows[self._cells[0].row].log.readable_by, self._folder)
         for cell in self._cells:
             write_text(self._run_file(cell), dump_tree(cell.tree))
 
-    def _check_same(self, cell: Cell, config: RunConfig) -> None:
+    def _check_same(self, cell: Cell) -> None:
         """Refuse a run that exists with another configuration than the file's."""
+        file, root = self._run_file(cell), self._folder / cell.name
         try:
-            check_resume(self._folder / cell.name, config, remedy=_REMEDY)
+            begun = resumed_config(root, included(cell.tree, file, with_paths_beside), str(file), lambda line: None)
+            config = resolved_config(begun, build_recipes(begun, str(self._file)))
+            check_resume(root, config, remedy=_REMEDY)
             if self._state(cell) == _FINISHED:
                 # A finished run is not evaluated again, so it must have been evaluated as the file asks.
                 folder = self._folder / cell.name

@@ -13,14 +13,15 @@ from typer.testing import CliRunner
 from megasharp.cli.main import app
 from megasharp.common.errors import UserError
 from megasharp.config.core import dump_yaml
-from megasharp.config.run_config import load_run
+from megasharp.config.run_config import RunConfig, load_run, run_tree
 from megasharp.evals.groups import Settings, plan_suites
 from megasharp.evals.suites import Asking, load_suite
 from megasharp.trainer.eval_source import config_of
 from megasharp.trainer.resolve.prompts import asking_of, prompt_differences
 from megasharp.trainer.resolve.resolved_run import ResolvedRun, check
 from megasharp.trainer.resolve.summary import describe
-from megasharp.trainer.resume import check_resume, with_stored_prompts
+from megasharp.trainer.resume import check_resume
+from megasharp.trainer.stored_config import resumed_config
 
 RUN = """
 name: mine
@@ -144,16 +145,21 @@ def test_a_stored_run_goes_on_with_the_prompts_it_began_with(resolve: Resolve, t
     begun = resolve("qwen").config
     stored = "\n".join(line for line in dump_yaml(begun).splitlines() if line not in ("  prompt: null", "  bos: null"))
     (run / "config.yaml").write_text(stored + "\n")
-    config = with_stored_prompts(run, begun)
+
+    def resumed(*overrides: str) -> RunConfig:
+        tree = run_tree(Path("run.yaml"), [f"model.path={begun.model.path}", *overrides])
+        return resumed_config(run, tree, "run.yaml", lambda line: None)
+
+    config = resumed("data.prompt=null")
     assert (config.data.prompt, config.data.bos, config.eval.prompt) == ("boxed_chatml", False, "suite")
     assert check_resume(run, config) == []
     assert asking_of(config) == Asking("suite", ("math", "boxed_chatml"))
     measured = config_of(run)
     assert measured is not None and asking_of(measured) == asking_of(config)
     with pytest.raises(UserError, match=r"data\.prompt was 'boxed_chatml' and is now 'plain'"):
-        check_resume(run, with_stored_prompts(run, resolve("qwen", "data.prompt=plain").config))
+        check_resume(run, resumed("data.prompt=plain"))
     (run / "config.yaml").write_text(dump_yaml(resolve("qwen", "data.prompt=boxed_verl").config))
-    config = with_stored_prompts(run, begun)
+    config = resumed()
     assert (config.data.prompt, config.data.bos, config.eval.prompt) == ("boxed_verl", None, None)
 
 

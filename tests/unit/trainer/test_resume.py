@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from megasharp.checkpoint.manifest import Inputs
 from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.common.errors import UserError
 from megasharp.config.core import dump_yaml, parse_yaml
-from megasharp.config.run_config import RunConfig, load_run
+from megasharp.config.run_config import RunConfig, load_run, run_tree
 from megasharp.convert.architecture import record_arguments
 from megasharp.convert.hf_folder import read_config
 from megasharp.trainer.factories import learner_settings
@@ -22,11 +23,8 @@ from megasharp.trainer.resume import (
     check_recorded,
     check_resume,
     inputs_of,
-    with_stored_bias,
-    with_stored_correction,
-    with_stored_memory,
-    with_stored_tables,
 )
+from megasharp.trainer.stored_config import resumed_config
 from tests.unit.saving import save_at_once
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -66,39 +64,67 @@ def test_a_key_of_the_first_versions_that_did_nothing_is_left_out(tmp_path: Path
     assert check_resume(tmp_path, load_run(path)) == []
 
 
+def _resumed(root: Path, *overrides: str) -> tuple[RunConfig, list[str]]:
+    said: list[str] = []
+    tree = run_tree(REPOSITORY / "examples" / "quickstart" / "run.yaml", overrides)
+    return resumed_config(root, tree, "run.yaml", said.append), said
+
+
+def _edited(folder: Path, *overrides: str, without: Sequence[str] = (), **changed: object) -> Path:
+    """A run's folder whose stored configuration lacks some keys, as an older release wrote it, or has others."""
+    tree = parse_yaml(dump_yaml(_config(*overrides)), "stored")
+    for key in without:
+        section, _, name = key.rpartition(".")
+        table = tree
+        for part in section.split("."):
+            table = table[part]
+        del table[name]
+    for section, values in changed.items():
+        tree[section] |= values
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(tree))
+    return folder
+
+
+def _goes_on(root: Path, *overrides: str) -> RunConfig:
+    """The configuration of a resume, which names no change, this time and the next."""
+    config, said = _resumed(root, *overrides)
+    assert len(said) == 1 and check_resume(root, config) == []
+    (root / "config.yaml").write_text(dump_yaml(config))
+    again, _ = _resumed(root, *overrides)
+    assert again == config and check_resume(root, again) == []
+    return config
+
+
+def test_a_key_that_the_user_does_not_set_keeps_the_runs_value(tmp_path: Path) -> None:
+    root = _stored(tmp_path, "guard.spike_sigma=9", "rollout.top_p=0.9", "eval.n=128", "policy.lora={rank: 4}")
+    config, (told,) = _resumed(root, "eval.n=256")
+    assert (config.guard.spike_sigma, config.rollout.top_p, config.policy.lora.rank) == (9.0, 0.9, 4)
+    assert "guard.spike_sigma 9.0" in told and "rollout.top_p 0.9" in told and "eval.n" not in told
+    assert check_resume(root, config) == ["changed since the last attempt: eval.n: 128 -> 256"]
+    with pytest.raises(UserError, match=r"rollout.top_p was 0.9 and is now 1.0"):
+        check_resume(root, _resumed(root, "rollout.top_p=1")[0])
+    assert _resumed(tmp_path / "new") == (_config(), [])
+
+
 def test_a_run_that_kept_all_tables_goes_on_so_unless_its_file_says_otherwise(tmp_path: Path) -> None:
     """Its stored file says rollouts: true: no newer default removes what is there."""
-    path = _stored(tmp_path) / "config.yaml"
-    tree = parse_yaml(path.read_text(), "stored")
-    tree["log"] |= {"rollouts": True, "rollout_tokens": 65536}
-    path.write_text(yaml.safe_dump(tree))
-    assert check_resume(tmp_path, load_run(path)) == []
-    assert check_resume(tmp_path, with_stored_tables(tmp_path, _config())) == []
-    chosen = _config("log.rollouts.keep_last=1000")
-    assert with_stored_tables(tmp_path, chosen) is chosen
-    assert check_resume(tmp_path, chosen) == [
+    root = _edited(tmp_path, log={"rollouts": True, "rollout_tokens": 65536})
+    assert check_resume(root, load_run(root / "config.yaml")) == []
+    chosen, _ = _resumed(root, "log.rollouts.keep_last=1000")
+    assert check_resume(root, chosen) == [
         "changed since the last attempt: log.rollouts.keep_last: None -> 1000 (the tables that are there are kept or "
         "removed by it too)"
     ]
+    assert _goes_on(root).log.rollouts.keep_last is None
 
 
 def test_a_run_that_oversampled_on_policy_before_there_was_a_key_goes_on(tmp_path: Path) -> None:
     biased = ("rollout.engine=sglang", "rollout.oversample=0.25")
-    path = _stored(tmp_path, *biased) / "config.yaml"
-    assert not with_stored_bias(tmp_path, _config(*biased)).rollout.allow_length_bias
-    tree = parse_yaml(path.read_text(), "stored")
-    del tree["rollout"]["allow_length_bias"]
-    path.write_text(yaml.safe_dump(tree))
-    goes_on = with_stored_bias(tmp_path, _config(*biased))
-    assert goes_on.rollout.allow_length_bias
-    (told,) = check_resume(tmp_path, goes_on)
-    assert told.startswith("changed since the last attempt: rollout.allow_length_bias: False -> True (")
-    # The resume stores it, and the next one reads the same file of the user's.
-    path.write_text(dump_yaml(goes_on))
-    again = with_stored_bias(tmp_path, _config(*biased))
-    assert again.rollout.allow_length_bias and check_resume(tmp_path, again) == []
-    refused = _config(*biased, "rollout.allow_length_bias=false")
-    assert with_stored_bias(tmp_path, refused) is refused
+    root = _edited(tmp_path, *biased, without=["rollout.allow_length_bias"])
+    assert _goes_on(root, *biased).rollout.allow_length_bias
+    refused, _ = _resumed(root, *biased, "rollout.allow_length_bias=false")
+    assert not refused.rollout.allow_length_bias
 
 
 # The small file, which is read faster.
@@ -115,38 +141,21 @@ def _before_schedules(folder: Path, *overrides: str) -> Path:
 
 
 def test_a_memory_network_goes_on_by_the_schedule_of_the_policy_where_it_began_so(tmp_path: Path) -> None:
-    """The quickstart's policy has a warm-up of 10 steps and a linear decay: by its own file and by its stored one."""
-    _before_schedules(tmp_path)
-    for config, keys in ((_config(*DLC), ("lr", "warmup_steps", "decay")), (load_run(tmp_path / "config.yaml"), ())):
-        said: list[str] = []
-        resolved = check(config, "run.yaml")
-        kept = with_stored_memory(tmp_path, resolved, said.append)
-        assert kept.memory is not None and learner_settings(kept)["memory"].policy.optimizer == config.policy.optimizer
-        assert all(key in said[0] for key in keys) and len(said) == 1
-        assert check_resume(tmp_path, kept.config) == []
-        # As the run is stored from now on.
-        (tmp_path / "again").mkdir(exist_ok=True)
-        (tmp_path / "again" / "config.yaml").write_text(dump_yaml(kept.config))
-        later = check(load_run(tmp_path / "again" / "config.yaml"), "run.yaml")
-        assert with_stored_memory(tmp_path / "again", later, said.append) is later
-        assert check_resume(tmp_path / "again", later.config) == []
-        # And the user's own file goes on there too, attempt after attempt.
-        third = with_stored_memory(tmp_path / "again", check(_config(*DLC), "run.yaml"), said.append)
-        assert check_resume(tmp_path / "again", third.config) == []
+    """The quickstart's policy has a warm-up of 10 steps and a linear decay: by its stored file and by the user's."""
+    root, policy = _before_schedules(tmp_path), _config().policy.optimizer
+    stored = resumed_config(root, run_tree(root / "config.yaml"), "config.yaml", lambda line: None)
+    for config in (stored, _goes_on(root, *DLC)):
+        kept = check(config, "run.yaml")
+        assert kept.memory is not None and learner_settings(kept)["memory"].policy.optimizer == policy
+        assert check_resume(root, kept.config) == []
 
 
 def test_a_memory_networks_schedule_that_is_set_is_another_run(tmp_path: Path) -> None:
-    _before_schedules(tmp_path)
-    resolved = check(_config(*DLC, "recipe.dlc.memory.lr=3x", "recipe.dlc.memory.warmup_steps=4"), "run.yaml")
-    kept = with_stored_memory(tmp_path, resolved, lambda line: None)
+    root = _before_schedules(tmp_path)
+    config, _ = _resumed(root, *DLC, "recipe.dlc.memory.lr=3x", "recipe.dlc.memory.warmup_steps=4")
     changed = r"memory\.lr was None and is now '3x'; recipe\.dlc\.memory\.warmup_steps was 10 and is now 4"
     with pytest.raises(UserError, match=changed):
-        check_resume(tmp_path, kept.config)
-
-
-def test_a_run_without_a_memory_network_has_no_schedule_of_one(tmp_path: Path) -> None:
-    resolved = check(_config(), "run.yaml")
-    assert with_stored_memory(_stored(tmp_path), resolved, lambda line: None) is resolved
+        check_resume(root, config)
 
 
 def test_a_run_begun_before_corrections_were_added_keeps_what_it_trained_with(tmp_path: Path) -> None:
@@ -156,22 +165,11 @@ def test_a_run_begun_before_corrections_were_added_keeps_what_it_trained_with(tm
     stale = ("rollout.engine=sglang", "rollout.max_staleness=1", "recipe.truncated_is.high=3", own)
     for methods, key in (("[grpo,dlc]", "correction"), ("[grpo,dlc,truncated_is]", "against")):
         given = (*stale, f"recipe.methods={methods}")
-        root = tmp_path / key
-        root.mkdir()
-        path = _stored(root, *given) / "config.yaml"
-        tree = parse_yaml(path.read_text(), "stored")
-        del tree["recipe"]["correction"]
-        path.write_text(yaml.safe_dump(tree))
-        goes_on = with_stored_correction(root, _config(*given))
+        root = _edited(tmp_path / key, *given, without=["recipe.correction"])
+        goes_on = _goes_on(root, *given)
         assert goes_on.recipe.correction == "none"
         assert goes_on.recipe.params()["truncated_is"].against == ("sampler" if key == "against" else None)
-        assert check_resume(root, goes_on) == []
-        # The resume stores what it filled in; the next one reads the same file of the user's.
-        path.write_text(dump_yaml(goes_on))
-        again = with_stored_correction(root, _config(*given))
-        assert again.recipe.correction == "none" and check_resume(root, again) == []
-    chosen = _config(*given, "recipe.correction=auto", "recipe.truncated_is.against=policy")
-    assert with_stored_correction(root, chosen) == chosen
+    chosen, _ = _resumed(root, *given, "recipe.correction=auto", "recipe.truncated_is.against=policy")
     with pytest.raises(UserError, match=r"recipe.correction was 'none' and is now 'auto'; recipe.truncated_is.against"):
         check_resume(root, chosen)
 
