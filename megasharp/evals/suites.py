@@ -17,8 +17,9 @@ from megasharp.common.errors import UserError
 from megasharp.config.core import SHIPPED, read_tree, validate
 from megasharp.config.data import DataSource
 from megasharp.tasks.judge import TaskItem
+from megasharp.tasks.own_rows import as_template
 from megasharp.tasks.problems import load_problems, published_prompt, task_of
-from megasharp.tasks.prompts import by_chat, template_named
+from megasharp.tasks.prompts import by_chat, template_named, worded
 from megasharp.tasks.sets.row_sources import is_hub_id
 from megasharp.tasks.stream import sampled
 
@@ -116,8 +117,8 @@ class Asking:
     """The template by which suites are asked whose file names none.
 
     `name` is a template's name or `suite`; where it is None, suites of the task that is trained on are asked as in
-    training, by `training`: that task and its template, or, where both are a user's own rows, by `words`: training's
-    system message and template. What is `first` counts before the template of a group.
+    training, by `training`: that task and its template. An empty one stands for `words` around a user's own rows: a
+    system message and a template. What is `first` counts before the template of a group.
     """
 
     name: str | None = None
@@ -125,9 +126,13 @@ class Asking:
     words: tuple[str | None, str | None] = (None, None)
     first: bool = False
 
+    def asks_as_training(self, task: str) -> bool:
+        """Return whether suites of `task` are asked as training is."""
+        return self.name is None and self.training is not None and self.training[0] == task
+
     def in_words(self, source: SuiteFile) -> SuiteFile:
         """Return a suite of own rows with the words of training around them, where it has none of its own."""
-        asks = self.name is None and self.training is not None and self.training[0] == task_of(source)
+        asks = self.asks_as_training(task_of(source))
         if not asks or not source.is_own or source.prompt or source.system or source.template:
             return source
         return source.model_copy(update=dict(zip(("system", "template"), self.words, strict=True)))
@@ -138,7 +143,7 @@ class Asking:
             return own
         if self.name is not None:
             return self.name if template_named(self.name).fits(task) else by_chat(own)
-        return self.training[1] if self.training and self.training[0] == task else by_chat(own)
+        return (self.training and self.asks_as_training(task) and self.training[1]) or by_chat(own)
 
 
 class SuiteFile(DataSource):
@@ -184,6 +189,9 @@ def load_suite(
     words = entry.system is not None or entry.template is not None
     chosen = entry.prompt or ("" if words else asking.template(task, published_prompt(entry.set, entry.task)))
     items = load_problems(entry, data, chosen)
+    training = as_template(*asking.words) if asking.asks_as_training(task) and not words and not entry.prompt else None
+    if training is not None and all(item.question for item in items):
+        chosen, items = "", worded(items, training)
     try:
         return Suite(path.stem, task, tuple(sampled(items, entry.limit, entry.seed)), chosen)
     except UserError as error:

@@ -19,10 +19,12 @@ from megasharp.common.records import TaskAnswer
 from megasharp.tasks.extraction import Fields, is_unicode
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.own_reward import OWN_TASK
+from megasharp.tasks.prompts import Template
 
 # Columns that people call the prompt and the answer, looked for where no key is given.
 PROMPTS = ("prompt", "messages", "question", "problem", "instruction", "input", "query")
 ANSWERS = ("answer", "ground_truth", "reward_model.ground_truth", "solution", "label", "target", "output", "response")
+_HERE = "{question}"
 _PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 _ROLES = ("system", "user", "assistant", "tool", "developer")
 
@@ -55,6 +57,16 @@ class Columns:
     answer_key: str | None = None
     system: str | None = None
     template: str | None = None
+
+
+def as_template(system: str | None, template: str | None) -> Template | None:
+    """Return the words around own prompts as a template for any problems; None where they have other columns in them.
+
+    They are None too where there are no words.
+    """
+    if (system is None and template is None) or _PLACE.findall(template or _HERE) != ["question"]:
+        return None
+    return Template(template or _HERE, "a run's own words", True, system or "")
 
 
 @dataclass(frozen=True, slots=True)

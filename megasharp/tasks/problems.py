@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,7 +61,12 @@ def load_problems(source: DataSource, path: Path | None, prompt: str) -> list[Ta
         return asked(items, prompt) if prompt else items
     items = _own_items(source, path)
     # Messages are asked as they stand, unless the user says otherwise, which is refused.
-    return asked(items, prompt) if prompt and (source.prompt or all(item.question for item in items)) else items
+    return asked(items, prompt) if prompt and (source.prompt or is_worded(source, items)) else items
+
+
+def is_worded(source: DataSource, items: Iterable[TaskItem]) -> bool:
+    """Return whether a template is put around a source's problems: not where own rows are messages already."""
+    return not source.is_own or all(item.question for item in items)
 
 
 def _own_items(source: DataSource, path: Path) -> list[TaskItem]:

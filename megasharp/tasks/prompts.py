@@ -89,7 +89,7 @@ class Template:
     @property
     def markers(self) -> list[str]:
         """The special tokens that its own words name, such as `<|im_start|>`; those of a question are not counted."""
-        return [*dict.fromkeys(_MARKER.findall(self.system + self.text))]
+        return markers_in(self.system + self.text)
 
     def fits(self, task: str) -> bool:
         """Return whether the task's verifier reads the form of answer that it asks for."""
@@ -204,6 +204,11 @@ TEMPLATES: dict[str, Template] = {
 }
 
 
+def markers_in(text: str) -> list[str]:
+    """The names of special tokens in a text, such as `<|im_start|>`, each once."""
+    return [*dict.fromkeys(_MARKER.findall(text))]
+
+
 def template_named(name: str) -> Template:
     """The template of that name. Raises UserError, with near names, where there is none."""
     if name not in TEMPLATES:
@@ -218,11 +223,15 @@ def by_chat(name: str) -> str:
 
 
 def asked(items: Sequence[TaskItem], name: str) -> list[TaskItem]:
-    """Problems asked by a template. Raises UserError where their prompt is their task's own, without a question."""
-    template = template_named(name)
+    """Problems asked by a named template. Raises UserError where their prompt is their task's, without a question."""
     for item in items:
         if not item.question:
             raise UserError(f"prompt: {name} has no place in task {item.task}, whose prompt is its own; leave it out")
+    return worded(items, template_named(name))
+
+
+def worded(items: Sequence[TaskItem], template: Template) -> list[TaskItem]:
+    """Problems with the words of a template around their questions."""
     return [
         replace(item, text=template.text_of(item.question), turns=template.turns_of(item.question)) for item in items
     ]

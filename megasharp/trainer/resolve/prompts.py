@@ -8,16 +8,19 @@ from typing import Any
 from megasharp.common.errors import UserError
 from megasharp.common.terminal import visible
 from megasharp.config.core import Tree
+from megasharp.config.data import DataSource
 from megasharp.config.run_config import RunConfig
 from megasharp.evals.suites import OWN, Asking, Suite
 from megasharp.tasks.own_reward import is_own
-from megasharp.tasks.problems import prompt_of, published_prompt, task_of
-from megasharp.tasks.prompts import by_chat, template_named
+from megasharp.tasks.problems import is_worded, prompt_of, published_prompt, task_of
+from megasharp.tasks.prompts import by_chat, markers_in, template_named
 from megasharp.tasks.stream import TokenizedPrompts
 from megasharp.tasks.tokenizer import TextTokenizer
 
 # Of a prompt that is shown: characters of its beginning and of its end.
 _HEAD, _TAIL = 280, 120
+# In the place of a template's name.
+_WORDS = "words of your own"
 
 
 def checked_name(prompt: str) -> str:
@@ -25,6 +28,12 @@ def checked_name(prompt: str) -> str:
     if prompt != OWN:
         template_named(prompt)
     return prompt
+
+
+def trained_by(config: RunConfig, prompts: TokenizedPrompts) -> tuple[str, str]:
+    """Return training's task and its prompts' template, which is empty for the words or messages of own rows."""
+    worded = is_worded(config.data, (item for item, _ in prompts.prompts))
+    return task_of(config.data), prompt_of(config.data) if worded else ""
 
 
 def asking_of(config: RunConfig) -> Asking:
@@ -48,6 +57,17 @@ def prompts_meant(stored: Tree) -> Tree:
     return {**stored, "data": {**data, "prompt": prompt, "bos": False}, "eval": {**evaluation, "prompt": OWN}}
 
 
+def check_words(data: DataSource, tokenizer: TextTokenizer, where: str) -> None:
+    """Raise UserError for special tokens in the words around own prompts, which are text of messages."""
+    for key, text in (("data.system", data.system), ("data.template", data.template)):
+        found = markers_in(text or "")
+        if found and (tokenizer.backend.chat_template or tokenizer.missing(found)):
+            raise UserError(
+                f"{where}: {key} has {found[0]} in it: it is the text of a message, and the model's own chat template "
+                "writes special tokens; leave them out"
+            )
+
+
 def check_markers(
     training: str, suites: Sequence[Suite], tokenizer: TextTokenizer, where: str, key: str = "eval.prompt"
 ) -> None:
@@ -67,10 +87,10 @@ def check_markers(
             )
 
 
-def shown_prompt(prompts: TokenizedPrompts, name: str, task: str, tokenizer: TextTokenizer) -> str:
+def shown_prompt(config: RunConfig, prompts: TokenizedPrompts, tokenizer: TextTokenizer) -> str:
     """Return the first prompt in one line, special tokens and control characters written out, and its making."""
-    item, tokens = prompts.prompts[0]
-    by = name or ("the words of your rows" if is_own(task) else f"{task}'s own")
+    (item, tokens), (task, name) = prompts.prompts[0], trained_by(config, prompts)
+    by = name or (_WORDS if item.turns else f"{task}'s own")
     if item.turns:
         written = tokenizer.chat(item.turns) is not None
         by += " in the model's chat template" if written else " as plain text, for the model has no chat template"
@@ -83,9 +103,17 @@ def shown_prompt(prompts: TokenizedPrompts, name: str, task: str, tokenizer: Tex
 
 
 def prompt_differences(training: tuple[str, str], suites: Sequence[Suite]) -> list[str]:
-    """Return the line that says which suites of training's task are asked otherwise than training, if any are."""
+    """Return the line that says which suites of training's task are asked otherwise than training, if any are.
+
+    Where a function of the user's judges, any suite is compared.
+    """
     task, template = training
-    other = [f"{each.name} asks by {each.prompt}" for each in suites if each.task == task and each.prompt != template]
+    other = [
+        f"{each.name} asks by {each.prompt or _WORDS}"
+        for each in suites
+        if each.prompt != template and (each.task == task or is_own(task))
+    ]
     if not other:
         return []
-    return [f"eval prompts differ from training's: suite {', '.join(other)}, training by {template}; set eval.prompt"]
+    by = template or _WORDS
+    return [f"eval prompts differ from training's: suite {', '.join(other)}, training by {by}; set eval.prompt"]

@@ -35,7 +35,7 @@ from megasharp.trainer.resolve.engine_settings import (
     longest_keys,
 )
 from megasharp.trainer.resolve.models import open_memory, open_model, training_problems
-from megasharp.trainer.resolve.prompts import asking_of, check_markers
+from megasharp.trainer.resolve.prompts import asking_of, check_markers, check_words
 from megasharp.trainer.resolve.recipes import build_recipes, check_prolonged, resolved_config
 from megasharp.trainer.reward_judge import check_judging, judged_tasks, training_items
 
@@ -97,6 +97,7 @@ def check(config: RunConfig, where: str, begun: bool = False) -> ResolvedRun:
     asking = asking_of(config)
     suites = tuple(load_suite(name, asking=asking) for name in config.eval.suites)
     if not begun:
+        check_words(config.data, tokenizer, where)
         check_markers(prompt_of(config.data), suites, tokenizer, where)
     check_judging(config.reward, judged_tasks(config, suites), where)
     items = training_items(training_problems(config.data, where), config.reward)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from megasharp.convert.lora import trained_parameters
 from megasharp.planner.memory import run_text, runs_of_layers
-from megasharp.tasks.problems import prompt_of, task_of
 from megasharp.trainer.resolve.devices import device_of
 from megasharp.trainer.resolve.engine_settings import choose_transport
-from megasharp.trainer.resolve.prompts import prompt_differences, shown_prompt
+from megasharp.trainer.resolve.prompts import prompt_differences, shown_prompt, trained_by
 from megasharp.trainer.resolve.recipes import correction_notes
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
 from megasharp.trainer.reward_judge import TRIED_ROWS, judged_tasks, workers_for
@@ -33,15 +32,10 @@ def describe(resolved: ResolvedRun) -> str:
         f"recipe     {', '.join(resolved.recipes.final.methods)}; {resolved.recipes.final.reduction.value}",
         f"data       {len(resolved.prompts)} prompts of {config.data.label}; evaluation on "
         + (", ".join(suite.name for suite in resolved.suites) or "nothing"),
-        f"prompt     {_prompt(resolved)}",
+        f"prompt     {shown_prompt(config, resolved.prompts, resolved.tokenizer)}",
         *_reward(resolved),
     ]
     return "\n".join([*lines, *_notes(resolved)])
-
-
-def _prompt(resolved: ResolvedRun) -> str:
-    data = resolved.config.data
-    return shown_prompt(resolved.prompts, prompt_of(data), task_of(data), resolved.tokenizer)
 
 
 def _reward(resolved: ResolvedRun) -> list[str]:
@@ -73,7 +67,7 @@ def _notes(resolved: ResolvedRun) -> list[str]:
     stages = resolved.config.data.stages
     beyond = [stage.until for stage in section.schedule if stage.until >= resolved.config.steps]
     longer = [stage.until for stage in stages if stage.until is not None and stage.until >= resolved.config.steps]
-    training = task_of(resolved.config.data), prompt_of(resolved.config.data)
+    training = trained_by(resolved.config, resolved.prompts)
     return [
         *(f"note       {text}" for text in prompt_differences(training, resolved.suites)),
         *(f"note       {text}" for text in correction_notes(resolved.config, recipes)),

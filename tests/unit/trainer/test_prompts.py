@@ -131,6 +131,28 @@ def test_a_suite_of_another_task_keeps_a_prompt_of_its_own(asking: Asking, task:
     assert asking.template(task, own) == prompt
 
 
+def test_words_of_one_s_own_are_around_the_problems_of_suites_too(resolve: Resolve) -> None:
+    Path("rows.jsonl").write_text('{"text": "What is 2 + 1?", "answer": "3", "hint": "count"}\n')
+    rows, words = ("data.path=rows.jsonl", "data.prompt_key=text"), "data.template='Q: {question} Box it.'"
+    trained = resolve("qwen", *rows, words, "data.system=Add.", "eval.suites=[own.yaml, fixed.yaml]")
+    own, fixed = trained.suites
+    assert own.items[0].turns == (("system", "Add."), ("user", "Q: What is 0 + 1? Box it.")) and own.prompt == ""
+    assert line(trained, "prompt").endswith("; words of your own in the model's chat template)")
+    said = (
+        "eval prompts differ from training's: suite fixed asks by plain, training by words of your own; set eval.prompt"
+    )
+    assert line(trained, "note") == said and fixed.prompt == "plain"
+    other = resolve("qwen", *rows, "data.template='{question} ({hint})'")
+    assert other.suites[0].prompt == "boxed_chat" and "suite own asks by boxed_chat" in line(other, "note")
+    messages = '[{"role": "user", "content": "1+1? In a box."}]'
+    Path("rows.jsonl").write_text(f'{{"text": {messages}, "answer": "2"}}\n')
+    other = resolve("qwen", *rows)
+    assert "suite own asks by boxed_chat, training by words of your own" in line(other, "note")
+    for words in ("data.template='<|im_start|>{question}'", "data.system='<|eot_id|>'"):
+        with pytest.raises(UserError, match=r"run.yaml: data.\w+ has <\|\w+\|> in it: it is the text of a message"):
+            resolve("qwen", *rows, words)
+
+
 def test_a_notation_takes_no_template(resolve: Resolve) -> None:
     Path("train.jsonl").write_text('{"id": "a", "numbers": [1, 2], "target": 3}\n')
     with pytest.raises(UserError, match="prompt: plain has no place in task countdown, whose prompt is its own"):
