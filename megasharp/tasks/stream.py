@@ -84,16 +84,22 @@ class DataCursor:
 class TokenizedPrompts:
     """The prompts of a training set as the model reads them, in the set's own order; nothing here ever changes.
 
-    Items whose prompt is empty or too long are left out; `skipped` counts them. `digest` is the SHA-256 of all items.
+    Items whose prompt is empty or too long are left out. `lengths` are the tokens of all, those included, in the set's
+    order; `digest` is the SHA-256 of all items.
     """
 
     prompts: tuple[tuple[TaskItem, tuple[int, ...]], ...]
-    skipped: int
+    lengths: tuple[int, ...]
     digest: str
 
     def __len__(self) -> int:
         """Prompts that are left, which is one epoch."""
         return len(self.prompts)
+
+    @property
+    def skipped(self) -> int:
+        """Prompts that are left out."""
+        return len(self.lengths) - len(self.prompts)
 
 
 def tokenize_prompts(items: Sequence[TaskItem], tokenizer: ChatEncoder, max_prompt_tokens: int) -> TokenizedPrompts:
@@ -110,7 +116,7 @@ def tokenize_prompts(items: Sequence[TaskItem], tokenizer: ChatEncoder, max_prom
             f"{max_prompt_tokens} tokens; the shortest has {shortest}, so set it to at least that"
         )
     # The file may be edited between two attempts of a run, so the digest is of what was read, before the template.
-    return TokenizedPrompts(kept, len(items) - len(kept), digest_of(items))
+    return TokenizedPrompts(kept, tuple(len(tokens) for _, tokens in encoded), digest_of(items))
 
 
 class PromptStream:

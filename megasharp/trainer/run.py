@@ -90,13 +90,6 @@ def _check_and_train(
     if deterministic:
         compute_deterministically()
     changes = check_resume(root, resolved.config, allowed) if resume else []
-    prompts, data = resolved.prompts, resolved.config.data
-    if prompts.skipped:
-        total = len(prompts) + prompts.skipped
-        say(
-            f"{prompts.skipped} of {total} prompts of {data.label} are left out: "
-            f"empty, or longer than data.max_prompt_tokens ({data.max_prompt_tokens})"
-        )
     for model in (resolved.model, *([resolved.memory.model] if resolved.memory else [])):
         check_content(model)
     with signals.save_heard(), signals.ClosingStack() as stack:

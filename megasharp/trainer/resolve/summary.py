@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from megasharp.convert.lora import trained_parameters
 from megasharp.planner.memory import run_text, runs_of_layers
 from megasharp.trainer.resolve.devices import device_of
@@ -30,12 +32,28 @@ def describe(resolved: ResolvedRun) -> str:
         f"rollouts   {_engines(resolved)}, temperature {config.rollout.temperature}, <= "
         f"{', then '.join(map(str, limits))} tokens",
         f"recipe     {', '.join(resolved.recipes.final.methods)}; {resolved.recipes.final.reduction.value}",
-        f"data       {len(resolved.prompts)} prompts of {config.data.label}; evaluation on "
+        f"data       {_prompts(resolved)}; evaluation on "
         + (", ".join(suite.name for suite in resolved.suites) or "nothing"),
         f"prompt     {shown_prompt(config, resolved.prompts, resolved.tokenizer)}",
         *_reward(resolved),
     ]
     return "\n".join([*lines, *_notes(resolved)])
+
+
+def _prompts(resolved: ResolvedRun) -> str:
+    """Return how many prompts there are, and how many of them are left out by their length."""
+    prompts, data = resolved.prompts, resolved.config.data
+    if not prompts.skipped:
+        return f"{len(prompts)} prompts of {data.label}"
+    left_out = []
+    if empty := prompts.lengths.count(0):
+        left_out.append(f"{empty} are empty")
+    if too_long := prompts.skipped - empty:
+        left_out.append(
+            f"{too_long} are longer than {data.max_prompt_tokens} tokens (median {median(prompts.lengths):g}, "
+            f"longest {max(prompts.lengths)}): data.max_prompt_tokens"
+        )
+    return f"{len(prompts)} of {len(prompts.lengths)} prompts of {data.label}; {'; '.join(left_out)}"
 
 
 def _reward(resolved: ResolvedRun) -> list[str]:
