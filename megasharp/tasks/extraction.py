@@ -13,8 +13,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from datetime import date, time
+from decimal import Decimal
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 from megasharp.common.errors import UserError
 
@@ -222,3 +225,23 @@ def _short(value: object) -> str:
     """A value as a message shows it: rows may hold megabytes."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def plain_columns(fields: Fields) -> dict[str, Any]:
+    """Return a row as it travels to a user's reward: values of JSON's types, times and decimals as text.
+
+    Pictures, sounds and bytes stay behind.
+    """
+    return {str(key): _plain(value) for key, value in fields.items() if _travels(value)}
+
+
+def _travels(value: object) -> bool:
+    return isinstance(value, str | int | float | Mapping | list | tuple | date | time | Decimal | None)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return plain_columns(value)
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value if _travels(each)]
+    return value if isinstance(value, str | int | float | None) else str(value)

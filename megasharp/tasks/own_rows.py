@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import chain
 from typing import Any
 
 from megasharp.common.errors import UserError
+from megasharp.common.exit_codes import note
 from megasharp.common.records import TaskAnswer
-from megasharp.tasks.extraction import Fields, is_unicode
+from megasharp.tasks.extraction import Fields, is_unicode, plain_columns
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.own_reward import OWN_TASK
 from megasharp.tasks.prompts import Template
@@ -78,35 +79,48 @@ class OwnRows:
     answer_key: str | None
 
 
-def read_own_rows(rows: Iterable[tuple[str, Fields]], columns: Columns, source: str) -> OwnRows:
+def read_own_rows(
+    rows: Iterable[tuple[str, Fields]], columns: Columns, source: str, say: Callable[[str], None] = note
+) -> OwnRows:
     """Read rows, each with its place, as problems named after `source`.
 
-    Raises UserError, in one line that names the place, where there is no row, a column is missing or ambiguous, or a
-    prompt is neither a text nor a list of messages.
+    `say` gets a line with the columns that were found by their names, and one where rows have a system message beside
+    that of `columns`. Raises UserError, in one line that names the place, where there is no row, a column is missing or
+    ambiguous, a prompt is neither a text nor a list of messages, or an answer is null or an object.
     """
     iterator = iter(rows)
     first = next(iterator, None)
     if first is None:
         raise UserError(f"{source}: no row in it")
     where, fields = first
-    prompt_key = columns.prompt_key or _usual(fields, PROMPTS)
+    prompt_key = columns.prompt_key or _usual(fields, PROMPTS, "data.prompt_key", where)
     if prompt_key is None:
         raise UserError(f"{where}: no column is a prompt; name one of these as data.prompt_key: {_names(fields)}")
-    answer_key = columns.answer_key or _usual(fields, ANSWERS)
-    items = _items(chain([first], iterator), prompt_key, answer_key, columns, source)
-    return OwnRows(tuple(items), prompt_key, answer_key)
+    answer_key = columns.answer_key or _usual(fields, ANSWERS, "data.answer_key", where)
+    if (prompt_key, answer_key) != (columns.prompt_key, columns.answer_key):
+        answers = f"answers are its {answer_key}" if answer_key else "there is no answer"
+        say(f"{source}: prompts are its column {prompt_key}, {answers} (data.prompt_key, data.answer_key)")
+    items = tuple(_items(chain([first], iterator), prompt_key, answer_key, columns, source))
+    own = sum(item.turns[0] != ("system", columns.system) for item in items)
+    if columns.system is not None and own:
+        say(f"{source}: {own} of {len(items)} prompts keep their own system message; data.system is put before others")
+    return OwnRows(items, prompt_key, answer_key)
 
 
 def _items(
     rows: Iterable[tuple[str, Fields]], prompt_key: str, answer_key: str | None, columns: Columns, source: str
 ) -> Iterator[TaskItem]:
     name = source.rpartition("/")[2]
-    for number, (where, fields) in enumerate(rows, start=1):
+    before = ""
+    for number, (where, found) in enumerate(rows, start=1):
+        fields = plain_columns(found)
         prompt = _column(fields, prompt_key, "data.prompt_key", where)
-        answer = None if answer_key is None else _column(fields, answer_key, "data.answer_key", where)
-        if answer is None and answer_key is not None:
-            raise UserError(f"{where}: '{answer_key}' is null; give each row an answer, or take it out")
         turns, question = _turns(prompt, prompt_key, columns, fields, where)
+        answer = None if answer_key is None else _answer(fields, answer_key, where)
+        kind = "a text" if question else "a list of messages"
+        if before not in ("", kind):
+            raise UserError(f"{where}: '{prompt_key}' is {kind}, and {before} in the rows before; write one kind")
+        before = kind
         yield TaskItem(
             id=f"{name}-{number}",
             task=OWN_TASK,
@@ -117,6 +131,16 @@ def _items(
             question=question,
             row=fields,
         )
+
+
+def _answer(fields: Fields, key: str, where: str) -> object:
+    answer = _column(fields, key, "data.answer_key", where)
+    if answer is None:
+        raise UserError(f"{where}: '{key}' is null; give each row an answer, or take it out")
+    if isinstance(answer, Mapping):
+        entry = next(iter(answer), "entry")
+        raise UserError(f"{where}: '{key}' is an object; name an entry of it, such as data.answer_key={key}.{entry}")
+    return answer
 
 
 def _turns(prompt: object, key: str, columns: Columns, fields: Fields, where: str) -> tuple[tuple[Message, ...], str]:
@@ -187,9 +211,12 @@ def _column(fields: Fields, key: str, option: str, where: str) -> object:
     return value
 
 
-def _usual(fields: Fields, names: Sequence[str]) -> str | None:
-    """Return the first of the usual names that a row has a value under; None where it has none."""
-    return next((name for name in names if _has(fields, name)), None)
+def _usual(fields: Fields, names: Sequence[str], option: str, where: str) -> str | None:
+    """Return the one of the usual names that a row has a value under, None for none. Raises UserError for several."""
+    found = [name for name in names if _has(fields, name)]
+    if len(found) > 1:
+        raise UserError(f"{where}: {' and '.join(found)} may be meant; name one of them as {option}")
+    return found[0] if found else None
 
 
 def _has(fields: Fields, key: str) -> bool:

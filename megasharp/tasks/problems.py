@@ -8,9 +8,10 @@ from pathlib import Path
 
 from megasharp.common.errors import UserError
 from megasharp.config.data import DataSource
+from megasharp.tasks.extraction import number_field
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.own_reward import OWN_TASK
-from megasharp.tasks.own_rows import Columns, OwnAnswer, read_own_rows
+from megasharp.tasks.own_rows import Columns, OwnAnswer, OwnRows, read_own_rows
 from megasharp.tasks.prompts import asked, by_chat
 from megasharp.tasks.sets.load import load_set, set_named
 from megasharp.tasks.sets.row_sources import own_rows
@@ -74,18 +75,41 @@ def _own_items(source: DataSource, path: Path) -> list[TaskItem]:
     columns = Columns(source.prompt_key, source.answer_key, source.system, source.template)
     found = read_own_rows(own_rows(path, source.split, source.name, source.revision), columns, str(name))
     if source.task is None:
-        return list(found.items)
+        return _alike(found)
     answer_of = row_of(source.task).answer
-    if answer_of is None or found.answer_key is None:
+    if answer_of is None:
         can = ", ".join(name for name, row in TASKS.items() if row.answer)
         raise UserError(
-            f"{path}: task {source.task} cannot judge rows of your own by one answer"
-            f"{'' if answer_of else f'; tasks that can: {can}'}; name data.answer_key, write the task's own fields, or "
-            "judge by reward.function"
+            f"{path}: task {source.task} cannot judge rows of your own by one answer; tasks that can: {can}; write the "
+            "task's own fields, or judge by reward.function"
         )
-    items = []
+    if found.answer_key is None:
+        raise UserError(f"{path}: task {source.task} judges by an answer; name its column as data.answer_key")
+    return [replace(item, task=source.task, answer=answer_of(_written(item, found.answer_key))) for item in found.items]
+
+
+def _alike(found: OwnRows) -> list[TaskItem]:
+    """Return problems whose answers are all of one kind. Raises UserError where a text stands among numbers, say."""
+    kinds: dict[str, str] = {}
     for item in found.items:
-        value = item.answer.value if isinstance(item.answer, OwnAnswer) else None
-        text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-        items.append(replace(item, task=source.task, answer=answer_of(text)))
-    return items
+        value = _value(item)
+        kind = "a number" if isinstance(value, int | float) else "a text" if isinstance(value, str) else "a list"
+        kinds.setdefault(kind, item.id)
+    if len(kinds) > 1:
+        (kind, row), (other, its_row), *_ = kinds.items()
+        raise UserError(
+            f"'{found.answer_key}' is {kind} in row {row} and {other} in row {its_row}; write one kind, so that a "
+            "reward can compare"
+        )
+    return list(found.items)
+
+
+def _written(item: TaskItem, key: str) -> str:
+    """Return a row's answer as a text that a task reads. Raises UserError where it is no number and no text."""
+    value = _value(item)
+    return number_field({key: value}, key, f"row {item.id}")
+
+
+def _value(item: TaskItem) -> object:
+    assert isinstance(item.answer, OwnAnswer)
+    return item.answer.value

@@ -12,6 +12,7 @@ English is what has no Chinese sign, a rule of ours: what 2511.19942 filtered by
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from megasharp.tasks.extraction import Fields, number_field, text_field
 from megasharp.tasks.math import MathAnswer
@@ -31,7 +32,7 @@ def read(fields: Fields, where: str) -> Problem:
         answer = MathAnswer(number_field(fields, "solution", where))
         return Problem(_bare(text_field(fields, "prompt", where)), answer)
     found = verl(fields, where)
-    return Problem(_bare(found.question), found.answer)
+    return replace(found, question=_bare(found.question))
 
 
 def read_english(fields: Fields, where: str) -> Problem | LeftOut:

@@ -21,12 +21,15 @@ Known = Literal["card", "rows", "code", "unverified"]
 class Problem:
     """A row's question, before any prompt, and its answer; without an id it gets the row's number.
 
+    Messages `before` the question, role and text, are asked with it.
+
     Example: `Problem("What is 1+1?", MathAnswer("2"))`.
     """
 
     question: str
     answer: TaskAnswer
     id: str = ""
+    before: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import note
-from megasharp.tasks.extraction import Fields, check_names
+from megasharp.tasks.extraction import Fields, check_names, plain_columns
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.prompts import Template, template_named
 from megasharp.tasks.sets import SETS
@@ -101,8 +101,18 @@ def _items(chosen: DataSet, path: Path | None, template: Template, left_out: Cou
             continue
         question = row.found.question
         source = path.name if path else row.part.source.hub
-        text, turns = template.text_of(question), template.turns_of(question)
-        yield TaskItem(row.name, chosen.task, text, row.found.answer, source, turns, question)
+        text, turns = template.text_of(question), _turns(row.found, template)
+        # Tests of programs, which their answers hold too, are megabytes.
+        columns = None if chosen.task == "code" else plain_columns(row.fields)
+        yield TaskItem(row.name, chosen.task, text, row.found.answer, source, turns, question, columns)
+
+
+def _turns(problem: Problem, template: Template) -> tuple[tuple[str, str], ...]:
+    """Return a problem's messages, of which its own system message counts. A template that is a text has none."""
+    before, turns = problem.before, template.turns_of(problem.question)
+    if not before or not turns:
+        return turns
+    return (*before, turns[-1]) if before[0][0] == "system" else (*turns[:-1], *before, turns[-1])
 
 
 def parts_of(chosen: DataSet, path: Path | None) -> tuple[Part, ...]:

@@ -97,17 +97,22 @@ def level_of(fields: Fields, where: str) -> str:
     return match[1]
 
 
-def message_of(fields: Fields, where: str) -> str:
-    """The text of the last message in `prompt`, a list of {role, content}. Raises UserError where that is another."""
+def messages_of(fields: Fields, where: str) -> tuple[tuple[str, str], ...]:
+    """The role and the text of each message in `prompt`, a list of {role, content}. Raises UserError for another."""
     messages = fields.get("prompt")
-    last = messages[-1] if isinstance(messages, list) and messages else None
-    if not isinstance(last, dict):
+    if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
         raise UserError(f"{where}: 'prompt' must be a list of messages{absent(fields, 'prompt')}")
-    return text_field(last, "content", f"{where}, prompt")
+    inside = f"{where}, prompt"
+    return tuple(
+        (optional_text(each, "role", inside) or "user", text_field(each, "content", inside)) for each in messages
+    )
 
 
 def verl(fields: Fields, where: str) -> Problem:
-    """A row of verl's files: the last message of `prompt`, and `reward_model.ground_truth`, text or {target: text}."""
+    """A row of verl's files: the messages of `prompt`, and `reward_model.ground_truth`, text or {target: text}.
+
+    The last message is the question.
+    """
     model = object_field(fields, "reward_model", where)
     inside = f"{where}, reward_model"
     truth = model.get("ground_truth")
@@ -115,7 +120,8 @@ def verl(fields: Fields, where: str) -> Problem:
         answer = number_field(truth, "target", f"{inside}.ground_truth")
     else:
         answer = number_field(model, "ground_truth", inside)
-    return Problem(message_of(fields, where), MathAnswer(answer))
+    *before, (_, question) = messages_of(fields, where)
+    return Problem(question, MathAnswer(answer), before=tuple(before))
 
 
 _HUB = "DigitalLearningGmbH/MATH-lighteval"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from megasharp.tasks.extraction import Fields, object_field, text_field
 from megasharp.tasks.sets.data_set import DataSet, Part, Problem, Source
-from megasharp.tasks.sets.math_sets import message_of
+from megasharp.tasks.sets.math_sets import messages_of
 from megasharp.tasks.synlogic import answer_of
 
 
@@ -18,7 +18,8 @@ def read(fields: Fields, where: str) -> Problem:
     """A row. A source such as `val/sudoku` is of the task behind its last stroke."""
     task = text_field(fields, "data_source", where).rpartition("/")[2]
     game = text_field(object_field(fields, "extra_info", where), "game_data_str", f"{where}, extra_info")
-    return Problem(message_of(fields, where), answer_of(task, game, where))
+    *before, (_, question) = messages_of(fields, where)
+    return Problem(question, answer_of(task, game, where), before=tuple(before))
 
 
 def _set(name: str, about: str, split: str, expected: int | None, tolerance: float) -> DataSet:

@@ -49,5 +49,7 @@ def test_what_is_left_out_by_its_length_is_told(resolve: Resolve) -> None:
 
 
 def test_nothing_that_judges_is_refused(resolve: Resolve) -> None:
-    with pytest.raises(UserError, match="run.yaml: nothing judges the responses to rows of your own: set reward.func"):
+    with pytest.raises(
+        UserError, match=r"run\.yaml: nothing judges the responses to rows of your own: set reward.func"
+    ):
         resolve("reward.function=null")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 
@@ -57,7 +58,9 @@ def test_every_kind_of_file_gives_the_same_problems(tmp_path: Path) -> None:
             problems(tmp_path, f"path: {kind}, split: dev")
 
 
-def test_messages_keep_all_their_turns_and_words_are_put_around_texts(tmp_path: Path) -> None:
+def test_messages_keep_all_their_turns_and_words_are_put_around_texts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     turns = [("system", "Be brief."), ("user", "1+1?"), ("assistant", "2"), ("user", "And 2+2?")]
     talk = [{"role": role, "content": text} for role, text in turns]
     rows: list[dict[str, object]] = [
@@ -66,12 +69,33 @@ def test_messages_keep_all_their_turns_and_words_are_put_around_texts(tmp_path: 
     ]
     written(tmp_path, rows)
     own, without = problems(tmp_path, "path: rows.jsonl, system: Think.")
+    assert "1 of 2 prompts keep their own system message; data.system is put before others" in capsys.readouterr().err
     assert own.turns == tuple(turns)
     assert without.turns == (("system", "Think."), *turns[1:])
     assert isinstance(own.answer, OwnAnswer) and own.answer.value == 4
     written(tmp_path, ROWS)
     _, braces = problems(tmp_path, 'path: rows.jsonl, system: S, template: "Level {level}: {question} {y}"')
     assert braces.turns == (("system", "S"), ("user", "Level 3: What is {x}? {y}"))
+
+
+def test_what_was_found_by_its_name_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(
+        tmp_path,
+        [{"problem": "x", "reward_model": {"ground_truth": 2}}, {"problem": "y", "reward_model": {"ground_truth": 3}}],
+    )
+    problems(tmp_path, "path: rows.jsonl")
+    said = "rows.jsonl: prompts are its column problem, answers are its reward_model.ground_truth"
+    assert said in capsys.readouterr().err
+    problems(tmp_path, "path: rows.jsonl, prompt_key: problem, answer_key: reward_model.ground_truth")
+    assert capsys.readouterr().err == ""
+
+
+def test_columns_travel_as_plain_values(tmp_path: Path) -> None:
+    day = datetime.date(2026, 11, 25)
+    rows = [{"prompt": "x", "day": day, "picture": b"GIF", "inner": {"parts": [1, None], "day": day}}]
+    datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "rows.parquet"))
+    (item,) = problems(tmp_path, "path: rows.parquet")
+    assert item.row == {"prompt": "x", "day": "2026-11-25", "inner": {"parts": [1, None], "day": "2026-11-25"}}
 
 
 def test_an_edited_column_is_another_set_of_problems(tmp_path: Path) -> None:
@@ -109,6 +133,41 @@ def test_a_task_judges_own_rows_by_their_answer(tmp_path: Path) -> None:
         ([{"prompt": [{"role": "assistant", "content": "x"}]}], "", "ends with a message of the assistant"),
         ([{"prompt": "x", "answer": "1"}, {"prompt": "x", "answer": None}], "", "rows.jsonl:2: 'answer' is null"),
         ([{"prompt": [{"role": "user", "content": "x"}]}], "template: hello", "which data.template has no place in"),
+        (
+            [{"prompt": "x", "question": "y"}],
+            "",
+            "prompt and question may be meant; name one of them as data.prompt_key",
+        ),
+        (
+            [{"prompt": "x", "answer": 1, "label": 2}],
+            "",
+            "answer and label may be meant; name one of them as data.answer",
+        ),
+        (
+            [{"prompt": "x", "answer": {"v": 1}}],
+            "",
+            "'answer' is an object; name an entry of it, such as data.answer_key=an",
+        ),
+        (
+            [{"prompt": "x", "answer": 1}, {"prompt": "x", "answer": "1"}],
+            "",
+            "is a number in row rows.jsonl-1 and a text in",
+        ),
+        (
+            [{"prompt": "x"}, {"prompt": [{"role": "user", "content": "x"}]}],
+            "",
+            "a list of messages, and a text in the rows",
+        ),
+        (
+            [{"prompt": "x"}],
+            "task: math, prompt_key: prompt",
+            "task math judges by an answer; name its column as data.ans",
+        ),
+        (
+            [{"prompt": "x", "answer": [1]}],
+            "task: math, prompt_key: prompt",
+            "row rows.jsonl-1: 'answer' must be a non-emp",
+        ),
     ],
 )
 def test_an_odd_row_is_one_line(rows: list[dict[str, object]], keys: str, message: str, tmp_path: Path) -> None:

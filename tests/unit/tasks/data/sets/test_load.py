@@ -15,6 +15,7 @@ from cases import each_case
 from waiting import HANG_S
 
 from megasharp.common.errors import UserError
+from megasharp.tasks.prompts import template_named
 from megasharp.tasks.sets import SETS
 from megasharp.tasks.sets.data_set import Part, Source
 from megasharp.tasks.sets.load import load_set
@@ -198,3 +199,20 @@ def test_without_a_hub_one_line_says_how_to_go_on(tmp_path: Path) -> None:
     for line, hub in zip(told, ("openai/gsm8k (main)", "livecodebench/code_generation_lite"), strict=True):
         assert f"data set {hub} is not in the cache (HF_HOME, {tmp_path}) and the hub is off; HF_HUB_OFFLINE=0" in line
         assert "give path: a parquet or JSON file" in line
+
+
+def test_earlier_messages_stay_and_columns_travel(tmp_path: Path) -> None:
+    """A row's own system message counts, not the template's; a template that is a text asks the question alone."""
+    talk = [("user", "1+1?"), ("assistant", "2"), ("user", "And 2+2?")]
+    rows = [
+        {"prompt": [{"role": role, "content": text} for role, text in turns], "reward_model": {"ground_truth": "4"}}
+        for turns in ([("system", "Be brief."), *talk], talk)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    own, without = load_set("verl_math", tmp_path / "rows.jsonl", "boxed_chat").items
+    template = template_named("boxed_chat").turns_of("And 2+2?")
+    assert own.turns == (("system", "Be brief."), *talk[:2], template[-1])
+    assert without.turns == (*template[:-1], *talk[:2], template[-1])
+    assert own.row == rows[0]
+    own, _ = load_set("verl_math", tmp_path / "rows.jsonl", "plain").items
+    assert (own.turns, own.text) == ((), "And 2+2?")
