@@ -17,8 +17,9 @@ from megasharp.common.errors import UserError
 from megasharp.config.core import SHIPPED, read_tree, validate
 from megasharp.config.data import DataSource
 from megasharp.tasks.judge import TaskItem
+from megasharp.tasks.own_reward import is_own
 from megasharp.tasks.own_rows import as_template
-from megasharp.tasks.problems import load_problems, published_prompt, task_of
+from megasharp.tasks.problems import is_worded, load_problems, published_prompt, task_of
 from megasharp.tasks.prompts import by_chat, template_named, worded
 from megasharp.tasks.sets.row_sources import is_hub_id
 from megasharp.tasks.stream import sampled
@@ -139,10 +140,10 @@ class Asking:
 
     def template(self, task: str, own: str) -> str:
         """Return the template for a suite of `task` whose `own` is the published one; empty: the task's notation."""
-        if not own or self.name == OWN:
+        if self.name == OWN or not (own or is_own(task)):
             return own
         if self.name is not None:
-            return self.name if template_named(self.name).fits(task) else by_chat(own)
+            return self.name if is_own(task) or template_named(self.name).fits(task) else by_chat(own)
         return (self.training and self.asks_as_training(task) and self.training[1]) or by_chat(own)
 
 
@@ -190,7 +191,9 @@ def load_suite(
     chosen = entry.prompt or ("" if words else asking.template(task, published_prompt(entry.set, entry.task)))
     items = load_problems(entry, data, chosen)
     training = as_template(*asking.words) if asking.asks_as_training(task) and not words and not entry.prompt else None
-    if training is not None and all(item.question for item in items):
+    if not is_worded(entry, items):
+        chosen = ""
+    elif training is not None and all(item.question for item in items):
         chosen, items = "", worded(items, training)
     try:
         return Suite(path.stem, task, tuple(sampled(items, entry.limit, entry.seed)), chosen)

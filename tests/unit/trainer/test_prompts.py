@@ -122,6 +122,8 @@ def test_suites_are_asked_as_training_is_unless_they_say_otherwise(resolve: Reso
         (Asking(None, ("math", "boxed_verl")), "code", "livecodebench", "livecodebench"),
         (Asking(None, ("math", "boxed_verl")), "countdown", "", ""),
         (Asking("boxed_verl", ("code", "deepcoder")), "choice", "boxed_chatml", "boxed_verl"),
+        (Asking("boxed_verl"), "own", "", "boxed_verl"),
+        (Asking(None, ("own", "boxed_verl")), "own", "", "boxed_verl"),
         (Asking("boxed_verl"), "countdown_3", "countdown_qwen", "countdown_chat"),
         (Asking("suite", ("math", "boxed_verl")), "math", "boxed_qwen", "boxed_qwen"),
         (Asking(), "math", "boxed_qwen", "boxed_chat"),
@@ -151,6 +153,8 @@ def test_words_of_one_s_own_are_around_the_problems_of_suites_too(resolve: Resol
     for words in ("data.template='<|im_start|>{question}'", "data.system='<|eot_id|>'"):
         with pytest.raises(UserError, match=r"run.yaml: data.\w+ has <\|\w+\|> in it: it is the text of a message"):
             resolve("qwen", *rows, words)
+    Path("own.yaml").write_text("task: math\npath: rows.jsonl\nprompt_key: text\n")
+    assert resolve("qwen", *rows, "eval.prompt=dapo").suites[0].prompt == "", "messages have no template around them"
 
 
 def test_a_notation_takes_no_template(resolve: Resolve) -> None:
