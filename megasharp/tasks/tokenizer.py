@@ -16,6 +16,8 @@ from megasharp.common.lean_transformers import AutoTokenizer
 
 # The day that Llama 3's chat template has where nobody tells it one.
 _DAY = "26 Jul 2024"
+# A text that no chat template has words of its own like.
+_ANSWER = "7f3a9c41"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,6 +90,15 @@ class TextTokenizer:
                 "other messages, or to plain"
             ) from error
         return str(text)
+
+    def turn_end(self) -> int | None:
+        """The special token with which the chat template ends an answer; None where there is no such token."""
+        try:
+            written = self.chat((("user", "?"), ("assistant", _ANSWER), ("user", "?")))
+        except UserError:  # a template for one message alone
+            return None
+        rest = self.encode((written or "").partition(_ANSWER)[2])
+        return rest[0] if rest and rest[0] in self.special_ids else None
 
     def missing(self, markers: Sequence[str]) -> list[str]:
         """Those of the special tokens' names that are no single tokens here."""

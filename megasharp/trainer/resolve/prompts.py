@@ -102,6 +102,18 @@ def shown_prompt(config: RunConfig, prompts: TokenizedPrompts, tokenizer: TextTo
     return f"{text} ({len(tokens)} tokens; {by})"
 
 
+def turn_end_note(prompts: TokenizedPrompts, tokenizer: TextTokenizer) -> list[str]:
+    """Return the line that says that responses do not stop where the chat template ends an answer, if they do not."""
+    end = tokenizer.turn_end() if any(item.turns for item, _ in prompts.prompts) else None
+    if end is None or end in tokenizer.stop_token_ids:
+        return []
+    name, stops = tokenizer.written_out([end]), tokenizer.written_out(tokenizer.stop_token_ids)
+    return [
+        f"the model's chat template ends an answer with {name} (token {end}), at which responses do not stop (they do "
+        f"at {stops}); where the model writes it, add {end} to eos_token_id in generation_config.json"
+    ]
+
+
 def prompt_differences(training: tuple[str, str], suites: Sequence[Suite]) -> list[str]:
     """Return the line that says which suites of training's task are asked otherwise than training, if any are.
 

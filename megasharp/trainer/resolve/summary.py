@@ -8,7 +8,7 @@ from megasharp.convert.lora import trained_parameters
 from megasharp.planner.memory import run_text, runs_of_layers
 from megasharp.trainer.resolve.devices import device_of
 from megasharp.trainer.resolve.engine_settings import choose_transport
-from megasharp.trainer.resolve.prompts import prompt_differences, shown_prompt, trained_by
+from megasharp.trainer.resolve.prompts import prompt_differences, shown_prompt, trained_by, turn_end_note
 from megasharp.trainer.resolve.recipes import correction_notes
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
 from megasharp.trainer.reward_judge import TRIED_ROWS, judged_tasks, workers_for
@@ -88,6 +88,7 @@ def _notes(resolved: ResolvedRun) -> list[str]:
     training = trained_by(resolved.config, resolved.prompts)
     return [
         *(f"note       {text}" for text in prompt_differences(training, resolved.suites)),
+        *(f"note       {text}" for text in turn_end_note(resolved.prompts, resolved.tokenizer)),
         *(f"note       {text}" for text in correction_notes(resolved.config, recipes)),
         *(f"note       recipe.{name} is set, but no method of the recipe reads it" for name in tables),
         *(f"note       recipe.schedule: the run ends before what follows step {until}" for until in beyond),

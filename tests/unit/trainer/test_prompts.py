@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,6 +78,19 @@ def test_one_prompt_is_shown_with_its_special_tokens_and_its_making(resolve: Res
     Path("train.jsonl").write_text('{"id": "a", "problem": "\\u001b[31m%s?", "answer": "1"}\n' % ("1+" * 190))
     shown = line(resolve("llama_base", "data.prompt=plain"), "prompt")
     assert "\\x1b[31m1+1" in shown and " [...] " in shown and shown.endswith("+? (387 tokens; plain, plain text)")
+
+
+def test_a_turn_s_end_at_which_responses_do_not_stop_is_told(resolve: Resolve, models: Path, tmp_path: Path) -> None:
+    """The tokenizers of Qwen's base models have its chat template, and another end token."""
+    assert "note" not in describe(resolve("qwen")) + describe(resolve("llama")) + describe(resolve("llama_base"))
+    shutil.copytree(models / "qwen", tmp_path / "base")
+    names = tmp_path / "base" / "tokenizer_config.json"
+    names.write_text(names.read_text().replace('"eos_token": "<|im_end|>"', '"eos_token": "<|endoftext|>"'))
+    (tmp_path / "base" / "generation_config.json").unlink()
+    assert line(resolve("qwen", f"model.path={tmp_path}/base"), "note").startswith(
+        "the model's chat template ends an answer with <|im_end|> (token 258), at which responses do not stop (they do "
+        "at <|endoftext|>); where the model writes it, add 258"
+    )
 
 
 def test_markers_that_are_no_tokens_of_the_model_are_refused(resolve: Resolve) -> None:
