@@ -18,6 +18,7 @@ from megasharp.tasks import (
     countdown,
     countdown_tags,
     form,
+    instructions,
     knights,
     knights_short,
     math,
@@ -62,6 +63,13 @@ TASKS: dict[str, Task] = {
     "countdown_3": Task(countdown_tags.load_items_of_three, countdown_tags.verify, prompt="countdown_qwen"),
     "countdown_3to4": Task(countdown_tags.load_items, countdown_tags.verify, prompt="countdown_qwen"),
     "form": Task(form.load_items, form.verify, prompt="plain"),
+    "instructions": Task(
+        instructions.load_items,
+        instructions.verify,
+        library=instructions.load_library,
+        extra=True,
+        prompt="plain",
+    ),
     "knights": Task(knights.load_items, knights.verify, prompt="chatml"),
     "knights_short": Task(knights_short.load_items, knights_short.verify),
     "math": Task(

@@ -46,7 +46,7 @@ LIBRARIES = {
     "studies": {"torch", "numpy", "pandas", "matplotlib", "rich", "transformers"},
     "tasks": {
         *("pydantic", "torch", "transformers", "tokenizers", "datasets", "huggingface_hub", "pyarrow"),
-        *("math_verify", "sympy", "reasoning_gym"),
+        *("math_verify", "sympy", "reasoning_gym", "langdetect"),
     },
     "tasks/sandbox": set(),
     "trainer": {"torch", "rich"},
@@ -66,7 +66,7 @@ BARE = (
 WORKERS_PARENT = ("megasharp.tasks.sandbox.worker", "megasharp.tasks.table", "megasharp.tasks.sandbox.bubblewrap")
 NOT_IN_WORKERS_PARENT = (
     *("transformers", "tokenizers", "pyarrow", "datasets", "megatron"),
-    *("sympy", "math_verify", "reasoning_gym"),
+    *("sympy", "math_verify", "reasoning_gym", "langdetect"),
 )
 HEAVY = ("megatron", "sglang", "ray", "transformer_engine")
 

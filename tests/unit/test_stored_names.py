@@ -86,6 +86,7 @@ TASKS = {
     "countdown_3": "countdown_3to4.jsonl",
     "countdown_3to4": "countdown_3to4.jsonl",
     "form": "form.jsonl",
+    "instructions": "instructions.jsonl",
     "knights": "knights.jsonl",
     "knights_short": "knights.jsonl",
     "math": "math.jsonl",

@@ -8,6 +8,7 @@ from megasharp.tasks.sets.dapo_math import DAPO_EN_MATH12K, DAPO_MATH_17K, DAPO_
 from megasharp.tasks.sets.data_set import DataSet
 from megasharp.tasks.sets.deepcoder import DEEPCODER
 from megasharp.tasks.sets.gsm8k import GSM8K, GSM8K_MATH_LEVEL1, GSM8K_TEST
+from megasharp.tasks.sets.ifeval import IFEVAL
 from megasharp.tasks.sets.livecodebench import HUMANEVAL_PLUS, LIVECODEBENCH
 from megasharp.tasks.sets.math_sets import (
     AIME24,
@@ -57,5 +58,6 @@ _ALL = (
     BBH,
     LIVECODEBENCH,
     HUMANEVAL_PLUS,
+    IFEVAL,
 )
 SETS: dict[str, DataSet] = {each.name: each for each in _ALL}

@@ -12,7 +12,7 @@ from cases import each_case
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome
-from megasharp.tasks import reasoning_gym
+from megasharp.tasks import instructions, reasoning_gym
 from megasharp.tasks.choice import ChoiceAnswer
 from megasharp.tasks.code import CodeVerifier
 from megasharp.tasks.math import MathAnswer
@@ -45,6 +45,7 @@ EXAMPLES = {
         "<answer>55+36-7</answer>",
     ),
     "form": (FILES / "form.jsonl", "form-1", "<think>2</think><answer>2</answer>", None),
+    "instructions": (FILES / "instructions.jsonl", "1000", "two words", "two, words"),
     "knights": (
         FILES / "knights.jsonl",
         "k1",
@@ -67,6 +68,7 @@ EXAMPLES = {
 JUDGES = {
     **make_verifiers(),
     "code": CodeVerifier(open_sandbox("none"), 60.0),
+    "instructions": instructions.verify,
     "reasoning_gym": reasoning_gym.verify,
 }
 

@@ -26,7 +26,7 @@ from megasharp.tasks.table import make_verifiers
 
 FILES = Path(__file__).parents[1] / "files" / "sets"
 # The programs below are ours.
-JUDGES = {**make_verifiers(), "code": CodeVerifier(open_sandbox("none"), 60.0)}
+JUDGES = {**make_verifiers({"instructions"}), "code": CodeVerifier(open_sandbox("none"), 60.0)}
 SUM = "```python\nprint(sum(map(int, input().split())))\n```"
 FIVE = "```python\nprint(5)\n```"
 TAGGED = "<answer> 55 + 36 - 7 - 19 </answer>"
@@ -60,6 +60,7 @@ EXAMPLES = {
     "mmlu_pro": ("mmlu_pro", 10, "mmlu_pro/71", r"\boxed{B}", r"\boxed{C}"),
     "bbh": ("bbh", 28, "bbh/boolean_expressions/0", r"\boxed{False}", r"\boxed{True}"),
     "livecodebench": ("livecodebench", 2, "livecodebench/abc1_a", SUM, FIVE),
+    "ifeval": ("ifeval", 3, "ifeval/1000", "two words", "two, words"),
     "humaneval_plus": (
         "humaneval_plus",
         10,
@@ -157,6 +158,7 @@ NEEDED = {
     "mmlu_pro": "options",
     "livecodebench": "private_test_cases",
     "humaneval_plus": "entry_point",
+    "ifeval": "instruction_id_list",
 }
 
 
