@@ -20,7 +20,7 @@ def evaluate(
     k: Annotated[str | None, typer.Option(help="For pass@k: 1,4,16 or 1,2,4,...,1024.")] = None,
     temperature: Annotated[str | None, typer.Option(help="One or several, as 0.6,1.0; 1.0, or the group's.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Nucleus sampling; 1.0, or the group's.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest response; 32 tokens, or the group's.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest response; the group's, or the run's.")] = None,
     prompt: Annotated[str | None, typer.Option(help="A prompt template, or suite: each one's as published.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Folder for the results; {checkpoint} in it: its name.")] = None,

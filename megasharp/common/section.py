@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from pydantic import BaseModel, ConfigDict
+
+# A number that a file may leave open: null there, and a number in every resolved run, which is all that is read.
+if TYPE_CHECKING:
+    DerivedInt = int
+else:
+    DerivedInt = int | None
+LEFT_OPEN: Any = None
 
 
 class Section(BaseModel):

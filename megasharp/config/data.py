@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from megasharp.common.control import LengthStage
-from megasharp.common.section import Section
+from megasharp.common.section import LEFT_OPEN, DerivedInt, Section
 
 SandboxKind = Literal["bubblewrap", "none"]
 
@@ -133,16 +133,18 @@ class DataConfig(DataSource):
         description="Number of responses sampled for each prompt (the group size G). Group baselines need at least 2; "
         "raise it for rarely solved problems.",
     )
-    max_prompt_tokens: int = Field(
-        default=64,
+    max_prompt_tokens: DerivedInt = Field(
+        default=LEFT_OPEN,
         ge=1,
-        description="Longest prompt in tokens. Longer prompts are left out, and their number is reported at the start.",
+        description="Longest prompt in tokens. Longer prompts are left out, and their number is reported at the start. "
+        "null: as long as 99.9 % of the prompts are, at most half of the model's positions.",
     )
-    max_response_tokens: int = Field(
-        default=32,
+    max_response_tokens: DerivedInt = Field(
+        default=LEFT_OPEN,
         ge=1,
         description="Longest response in tokens, the end token included; longer ones are cut off. With stages it is "
-        "the limit after the last stage.",
+        "the limit after the last stage. null: as the task needs (2048 for rows of your own), at most what the model's "
+        "positions leave beside the prompt.",
     )
     stages: list[LengthStageConfig] = Field(
         default=[],
@@ -153,7 +155,7 @@ class DataConfig(DataSource):
     @property
     def largest_response(self) -> int:
         """Largest response limit of all stages: memory is planned for it, and token_sum_over_constant divides by it."""
-        return max(self.max_response_tokens, *(stage.max_response_tokens for stage in self.stages), 1)
+        return max(self.max_response_tokens or 1, *(stage.max_response_tokens for stage in self.stages), 1)
 
 
 class RewardConfig(Section):

@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from megasharp.common.section import Section
+from megasharp.common.section import LEFT_OPEN, DerivedInt, Section
 
-DtypeName = Literal["float32", "bfloat16"]
+DtypeName = Literal["auto", "float32", "bfloat16"]
 LoraTarget = Literal["qkv", "proj", "fc1", "fc2"]
 HeadForm = Literal["logits", "chunked"]
 Recompute = Literal["none", "selective", "full"]
@@ -27,10 +27,10 @@ class ModelConfig(Section):
         "megasharp convert, or a checkpoint of a run. It also supplies the tokenizer and the first reference policy.",
     )
     dtype: DtypeName = Field(
-        default="float32",
-        description="Dtype of the weights in training and in SGLang engines. bfloat16 halves their memory, while "
-        "gradients are summed and the optimizer keeps its main weights in float32. The in-process engine always "
-        "samples in float32.",
+        default="auto",
+        description="Dtype of the weights in training and in SGLang engines. auto: bfloat16 on GPUs, float32 on the "
+        "CPU. bfloat16 halves their memory, while gradients are summed and the optimizer keeps its main weights in "
+        "float32. The in-process engine always samples in float32.",
     )
 
 
@@ -160,12 +160,13 @@ class PolicyConfig(Section):
         description="Number of ranks that share each sequence (context parallelism). Raise it for long responses "
         "whose activations do not fit on one GPU.",
     )
-    micro_batch_tokens: int = Field(
-        default=8192,
+    micro_batch_tokens: DerivedInt = Field(
+        default=LEFT_OPEN,
         ge=1,
         description="Token budget of one micro-batch of one data-parallel replica, prompts included; a prompt shared "
         "by several responses counts once. A longer response gets a micro-batch of its own. Lower it when activations "
-        "do not fit in memory, raise it for speed.",
+        "do not fit in memory, raise it for speed. null: 4, 2 or 1 times the longest sequence, as the plan fits it "
+        "into a GPU; on the CPU 8192.",
     )
     recompute: Recompute = Field(
         default="none",

@@ -19,6 +19,7 @@ from megasharp.common.errors import UserError
 from megasharp.common.section import Section
 from megasharp.config.core import SHIPPED, read_tree, validate
 from megasharp.evals.suites import SUITE_FOLDER, Asking, Suite, default_ks, load_suite, parse_ks
+from megasharp.tasks.problems import response_of
 
 GROUP_FOLDER = Path("configs") / "suites"
 SettingName = Literal["n", "k", "temperature", "top_p", "max_tokens", "prompt", "limit_seed", "suites"]
@@ -172,22 +173,22 @@ class Sampling:
     max_tokens: int
 
 
-DEFAULTS = Settings(n=64, temperature=1.0, top_p=1.0, max_tokens=32)
+DEFAULTS = Settings(n=64, temperature=1.0, top_p=1.0)
 
 
-def complete(settings: Settings) -> Sampling:
-    """Fill settings with the defaults: 64 samples at temperature 1, 32 tokens; pass@k for powers of 4 up to n.
+def complete(settings: Settings, longest: int = 1) -> Sampling:
+    """Fill settings with the defaults: 64 samples at temperature 1, `longest` tokens; pass@k for powers of 4 up to n.
 
     Raises:
         UserError: a k above n, or a value of k that is none.
     """
     whole = settings.over(DEFAULTS)
     assert whole.n is not None and whole.temperature is not None
-    assert whole.top_p is not None and whole.max_tokens is not None
+    assert whole.top_p is not None
     ks = parse_ks(whole.k) if whole.k is not None else default_ks(whole.n)
     if max(ks) > whole.n:
         raise UserError(f"{whole.n} samples per problem cannot give pass@{max(ks)}; raise --n or lower --k")
-    return Sampling(whole.n, ks, whole.temperature, whole.top_p, whole.max_tokens)
+    return Sampling(whole.n, ks, whole.temperature, whole.top_p, whole.max_tokens or longest)
 
 
 def check_suite(name: str) -> None:
@@ -231,15 +232,17 @@ def plan_suites(
     asked: Settings,
     seed: int,
     asking: Asking = Asking(),  # noqa: B008  (it is frozen)
+    longest: int | None = None,
 ) -> list[PlannedGroup]:
     """Load the suites and groups that `names` name; settings that are `asked` count before a group's.
 
-    So does the prompt of `asking`, where it is `first`.
+    So does the prompt of `asking`, where it is `first`. `longest` is a response's limit in tokens where nothing sets
+    one; None is what a suite's task needs.
 
     Raises:
         UserError: an unknown name, a name twice, data that cannot be had, or settings that do not go together.
     """
-    found = [_plan(name, asked, seed, asking) for name in names]
+    found = [_plan(name, asked, seed, asking, longest) for name in names]
     files = [planned.name for planned in found if planned.group is not None]
     files += [each.suite.name for planned in found for each in planned.evaluations]
     for name in files:
@@ -248,24 +251,29 @@ def plan_suites(
     return found
 
 
-def _plan(name: str, asked: Settings, seed: int, asking: Asking) -> PlannedGroup:
+def _plan(name: str, asked: Settings, seed: int, asking: Asking, longest: int | None) -> PlannedGroup:
     group = load_group(name)
     if group is None:
         check_suite(name)
         # Here and below a mistake in the settings is reported before problems are read or fetched.
-        sampling = complete(asked)
+        complete(asked)
         suite = load_suite(name, asking=asking)
+        sampling = complete(asked, longest or response_of(suite.task))
         return PlannedGroup(suite.name, None, (Planned(suite, suite.name, sampling, seed),))
-    planned = [each for member in group.members for each in _member(member, group, asked, seed, asking)]
+    planned = [each for member in group.members for each in _member(member, group, asked, seed, asking, longest)]
     named = {"prompt": asking.name if asking.first else None}
     ours = tuple(key for key in group.ours if named.get(key, getattr(asked, key, None)) is None)
     return PlannedGroup(name.rpartition("/")[2].removesuffix(".yaml"), group, tuple(planned), ours)
 
 
-def _member(member: Member, group: SuiteGroup, asked: Settings, seed: int, asking: Asking) -> list[Planned]:
-    sampling = complete(asked.over(member.settings.over(group.settings)))
+def _member(
+    member: Member, group: SuiteGroup, asked: Settings, seed: int, asking: Asking, longest: int | None
+) -> list[Planned]:
+    settings = asked.over(member.settings.over(group.settings))
+    complete(settings)
     prompt = None if asking.first else member.prompt
     suite = load_suite(member.suite, prompt=prompt, limit=member.limit, seed=member.limit_seed, asking=asking)
+    sampling = complete(settings, longest or response_of(suite.task))
     if member.repeats == 1:
         return [Planned(suite, suite.name, sampling, seed)]
     return [

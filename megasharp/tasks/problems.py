@@ -17,6 +17,9 @@ from megasharp.tasks.sets.load import load_set, set_named
 from megasharp.tasks.sets.row_sources import own_rows
 from megasharp.tasks.table import TASKS, load_items, row_of
 
+# Tokens of a response to a user's own rows where a run sets no limit.
+_OWN_RESPONSE = 2048
+
 
 def published_prompt(set_name: str | None, task: str | None) -> str:
     """Return the template of a set or a task as its publication has it; empty where the prompt is the task's own.
@@ -46,6 +49,11 @@ def prompt_of(source: DataSource) -> str:
     if source.system is not None or source.template is not None:
         return ""
     return by_chat(published_prompt(source.set, source.task))
+
+
+def response_of(task: str) -> int:
+    """Return the limit of tokens of a response of a task's where a run sets none."""
+    return TASKS[task].response if task in TASKS else _OWN_RESPONSE
 
 
 def load_problems(source: DataSource, path: Path | None, prompt: str) -> list[TaskItem]:

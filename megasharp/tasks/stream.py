@@ -96,27 +96,34 @@ class TokenizedPrompts:
         """Prompts that are left, which is one epoch."""
         return len(self.prompts)
 
+    def within(self, max_prompt_tokens: int) -> TokenizedPrompts:
+        """Return those that are neither empty nor longer than this. Raises UserError if none is left."""
+        kept = tuple((item, tokens) for item, tokens in self.prompts if 0 < len(tokens) <= max_prompt_tokens)
+        if not kept:
+            source, shortest = self.prompts[0][0].source, min(self.lengths)
+            raise UserError(
+                f"data.max_prompt_tokens: all {len(self.lengths)} prompts of {source} are longer than "
+                f"{max_prompt_tokens} tokens; the shortest has {shortest}, so set it to at least that"
+            )
+        return replace(self, prompts=kept)
+
     @property
     def skipped(self) -> int:
         """Prompts that are left out."""
         return len(self.lengths) - len(self.prompts)
 
 
-def tokenize_prompts(items: Sequence[TaskItem], tokenizer: ChatEncoder, max_prompt_tokens: int) -> TokenizedPrompts:
+def tokenize_prompts(
+    items: Sequence[TaskItem], tokenizer: ChatEncoder, max_prompt_tokens: int | None = None
+) -> TokenizedPrompts:
     """Tokenize all items, and leave out those longer than `max_prompt_tokens`. Raises UserError if none is left."""
     if not items:
         raise UserError("data.path: the data file holds no problems")
     read = [read_prompt(item, tokenizer) for item in items]
     encoded = [(replace(item, text=each.text), each.tokens) for item, each in zip(items, read, strict=True)]
-    kept = tuple((item, tokens) for item, tokens in encoded if 0 < len(tokens) <= max_prompt_tokens)
-    if not kept:
-        shortest = min(len(tokens) for _, tokens in encoded)
-        raise UserError(
-            f"data.max_prompt_tokens: all {len(items)} prompts of {items[0].source} are longer than "
-            f"{max_prompt_tokens} tokens; the shortest has {shortest}, so set it to at least that"
-        )
     # The file may be edited between two attempts of a run, so the digest is of what was read, before the template.
-    return TokenizedPrompts(kept, tuple(len(tokens) for _, tokens in encoded), digest_of(items))
+    whole = TokenizedPrompts(tuple(encoded), tuple(len(tokens) for _, tokens in encoded), digest_of(items))
+    return whole if max_prompt_tokens is None else whole.within(max_prompt_tokens)
 
 
 class PromptStream:

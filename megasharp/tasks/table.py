@@ -41,7 +41,7 @@ class Task:
     and takes seconds to import; workers' parent calls it before it forks. `extra`: the library is an optional extra of
     the package, and only a run of this task has the verifier. `prompt` is the template by which `load` asks; empty
     where a prompt is a notation of the task's own. `answer` makes its record of the text that is the answer in a user's
-    own row; None where it takes more than a text.
+    own row; None where it takes more than a text. `response` is a response's limit in tokens where a run sets none.
 
     Example: `Task(math.load_items, math.verify, worker=True, library=math.load_library)`.
     """
@@ -54,14 +54,17 @@ class Task:
     extra: bool = False
     prompt: str = ""
     answer: Callable[[str], TaskAnswer] | None = None
+    response: int = 2048
 
 
 TASKS: dict[str, Task] = {
-    "choice": Task(choice.load_items, choice.verify, prompt="boxed_chatml"),
-    "code": Task(code.load_items, sandbox=code.CodeVerifier, prompt="plain"),
-    "countdown": Task(countdown.load_items, countdown.verify),
-    "countdown_3": Task(countdown_tags.load_items_of_three, countdown_tags.verify, prompt="countdown_qwen"),
-    "countdown_3to4": Task(countdown_tags.load_items, countdown_tags.verify, prompt="countdown_qwen"),
+    "choice": Task(choice.load_items, choice.verify, prompt="boxed_chatml", response=1024),
+    "code": Task(code.load_items, sandbox=code.CodeVerifier, prompt="plain", response=8192),
+    "countdown": Task(countdown.load_items, countdown.verify, response=32),
+    "countdown_3": Task(
+        countdown_tags.load_items_of_three, countdown_tags.verify, prompt="countdown_qwen", response=1024
+    ),
+    "countdown_3to4": Task(countdown_tags.load_items, countdown_tags.verify, prompt="countdown_qwen", response=1024),
     "form": Task(form.load_items, form.verify, prompt="plain"),
     "instructions": Task(
         instructions.load_items,
@@ -71,7 +74,7 @@ TASKS: dict[str, Task] = {
         prompt="plain",
     ),
     "knights": Task(knights.load_items, knights.verify, prompt="chatml"),
-    "knights_short": Task(knights_short.load_items, knights_short.verify),
+    "knights_short": Task(knights_short.load_items, knights_short.verify, response=32),
     "math": Task(
         math.load_items,
         math.verify,
@@ -79,6 +82,7 @@ TASKS: dict[str, Task] = {
         library=math.load_library,
         prompt="boxed_chatml",
         answer=math.answer_of,
+        response=4096,
     ),
     "reasoning_gym": Task(
         reasoning_gym.load_items,
@@ -92,7 +96,9 @@ TASKS: dict[str, Task] = {
         short_answer.load_items, short_answer.verify, prompt="boxed_chatml", answer=short_answer.ShortAnswer
     ),
     # Its `operation` is judged by the algebra of `math`.
-    "synlogic": Task(synlogic.load_items, synlogic.verify, worker=True, library=math.load_library, prompt="plain"),
+    "synlogic": Task(
+        synlogic.load_items, synlogic.verify, worker=True, library=math.load_library, prompt="plain", response=8192
+    ),
 }
 
 

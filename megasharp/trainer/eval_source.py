@@ -38,6 +38,7 @@ from megasharp.rollout.sglang.client.launch import FleetSettings, launch
 from megasharp.rollout.step_request import Engine
 from megasharp.tasks.tokenizer import TextTokenizer, load_tokenizer
 from megasharp.trainer.factories import make_engine
+from megasharp.trainer.resolve.derived import derived
 from megasharp.trainer.resolve.devices import check_names, gpus_here, limit_threads, sampling_device
 from megasharp.trainer.resolve.engine_settings import check_context, check_window, engines_on_a_node, fleet_settings
 from megasharp.trainer.resolve.prompts import asking_of, prompts_meant
@@ -171,8 +172,9 @@ def engines_of(config: RunConfig, where: str, folder: Path, logs: Path) -> Itera
     """
     if config.rollout.engine != "sglang":
         raise UserError(f"{where}: rollout.engine={config.rollout.engine} starts no engines; leave out --engines")
-    settings = evaluation_settings(config, where, folder, logs)
     with HFReader(folder) as reader:
+        config, _ = derived(config, reader.architecture, ())
+        settings = evaluation_settings(config, where, folder, logs)
         check_context(config, reader.architecture.max_positions, where)
         check_window(config, reader.architecture.smallest_window, where)
         check_engines(settings, where)

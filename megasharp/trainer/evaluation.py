@@ -93,10 +93,11 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
         asking = Asking(checked_name(asked.prompt), first=True)
     else:
         asking = Asking() if run is None else asking_of(run)
+    longest = None if run is None else run.eval.max_response_tokens or run.data.largest_response
     sweep = []
     for temperature in asked.temperatures or [None]:
         changed = {} if temperature is None else {"temperature": temperature}
-        sweep.append(plan_suites(asked.suites, asked.settings.model_copy(update=changed), asked.seed, asking))
+        sweep.append(plan_suites(asked.suites, asked.settings.model_copy(update=changed), asked.seed, asking, longest))
     tasks = {each.suite.task for groups in sweep for group in groups for each in group.evaluations}
     check_judging(asked.reward, tasks, "megasharp eval")
     for line in _ours(sweep[0]):

@@ -44,6 +44,7 @@ from megasharp.planner.records import (
 from megasharp.planner.suggest import make_plan, suggest
 from megasharp.planner.text import plan_text, plan_tree, suggestions_text
 from megasharp.rollout.sglang.client.admission import limits_of
+from megasharp.trainer.resolve.derived import derived
 from megasharp.trainer.resolve.devices import asks_for_gpus
 from megasharp.trainer.resolve.engine_settings import check_engine_keys, choose_transport
 from megasharp.trainer.resolve.models import memory_path
@@ -140,9 +141,13 @@ def ask(config: RunConfig, where: str, options: Options, *, fill: bool = True) -
         NotFilled: the layout cannot fill them.
         UserError: a model is not known, or keys contradict.
     """
+    policy, notes = _network(config.model.path, where)
+    if options.gpu is not None and config.policy.device == "auto":
+        config = config.model_copy(update={"policy": config.policy.model_copy(update={"device": "cuda"})})
+    config, clauses = derived(config, policy.architecture, ())
+    notes += [f"not set: {clause}" for clause in clauses]
     recipes = build_recipes(config, where)
     needs = recipes.needs
-    policy, notes = _network(config.model.path, where)
     _check_cut(config, policy)
     memory = None
     if needs.memory is not None:

@@ -20,8 +20,18 @@ from megasharp.config.policy import OptimizerConfig
 from megasharp.config.run_config import RunConfig
 from megasharp.trainer.resolve.prompts import prompts_meant
 
-# Keys whose null is no value but the wish for a derived one, which a begun run has.
-_DERIVED = frozenset({"data.prompt", "data.bos", "eval.prompt"})
+# Keys whose null (`auto` for the dtype) is no value but the wish for a derived one, which a begun run has.
+_DERIVED = frozenset(
+    {
+        "data.prompt",
+        "data.bos",
+        "data.max_prompt_tokens",
+        "data.max_response_tokens",
+        "eval.prompt",
+        "model.dtype",
+        "policy.micro_batch_tokens",
+    }
+)
 # What the problems are is said by several keys together, of which a run file always has one.
 _SOURCE = ("task", "set", "path")
 
@@ -51,11 +61,11 @@ def resumed_config(root: Path, tree: Tree, where: str, say: Say) -> RunConfig:
 
 
 def _without_wishes(tree: Tree, prefix: str = "") -> Tree:
-    """Return a tree without the nulls that stand for derived values."""
+    """Return a tree without the values that stand for derived ones."""
     return {
         key: _without_wishes(value, f"{prefix}{key}.") if isinstance(value, dict) else value
         for key, value in tree.items()
-        if value is not None or f"{prefix}{key}" not in _DERIVED
+        if value not in (None, "auto") or f"{prefix}{key}" not in _DERIVED
     }
 
 

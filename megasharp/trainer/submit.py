@@ -240,10 +240,11 @@ def _settings(names: str, config: RunConfig) -> Settings:
     """Return the run's own settings; none where a group of suites is named, whose paper has them."""
     if any(load_group(name) is not None for name in _suites(names)):
         return Settings()
+    data = config.data
     return Settings(
         n=config.eval.n,
         k=",".join(map(str, config.eval.k)),
         temperature=config.eval.temperature,
         top_p=config.eval.top_p,
-        max_tokens=config.eval.max_response_tokens or config.data.largest_response,
+        max_tokens=config.eval.max_response_tokens or (data.max_response_tokens and data.largest_response),
     )

@@ -50,6 +50,13 @@ def device_of(config: RunConfig) -> Device:
     return "cuda" if here or asks_for_gpus(config) else "cpu"
 
 
+def gpu_memory_mib() -> int | None:
+    """Return the memory of this machine's first GPU in MiB; None where it has none."""
+    if not torch.cuda.is_available():
+        return None
+    return int(torch.cuda.get_device_properties(0).total_memory // 2**20)
+
+
 def leave_gpus_alone(config: RunConfig) -> None:
     """Hide this machine's GPUs from this process and those that it starts, for a run that computes on CPUs.
 

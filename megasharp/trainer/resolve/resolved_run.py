@@ -24,6 +24,7 @@ from megasharp.rollout.sglang.client.health import check_engines
 from megasharp.tasks.problems import prompt_of
 from megasharp.tasks.stream import TokenizedPrompts, tokenize_prompts
 from megasharp.tasks.tokenizer import TextTokenizer, load_tokenizer
+from megasharp.trainer.resolve.derived import derived
 from megasharp.trainer.resolve.devices import device_of
 from megasharp.trainer.resolve.engine_settings import (
     check_context,
@@ -55,7 +56,7 @@ class ResolvedRun:
     """A configuration that can start, with what was read on the way.
 
     Training changes nothing in it, so that one of these starts any number of equal runs; sections are frozen, their
-    lists are not copied.
+    lists are not copied. `derived` are clauses on values that the file left open.
     """
 
     config: RunConfig
@@ -68,6 +69,7 @@ class ResolvedRun:
     layout: ParallelLayout
     memory: MemoryFolder | None
     cluster_layout: Layout | None = None
+    derived: tuple[str, ...] = ()
 
 
 def check(config: RunConfig, where: str, begun: bool = False) -> ResolvedRun:
@@ -80,11 +82,18 @@ def check(config: RunConfig, where: str, begun: bool = False) -> ResolvedRun:
     check_rollout(config.rollout, where)
     check_deterministic(config, where)
     check_engine_keys(config, where)
+    model, architecture = open_model(config.model.path)
+    tokenizer = load_tokenizer(model.description).with_bos(config.data.bos)
+    if not begun:
+        check_words(config.data, tokenizer, where)
+    items = training_items(training_problems(config.data, where), config.reward)
+    prompts = tokenize_prompts(items, tokenizer)
+    config, clauses = derived(config, architecture, prompts.lengths)
     recipes = build_recipes(config, where)
     check_prolonged(config, recipes.needs, where)
     if config.eval.with_memory and recipes.needs.memory is None:
         raise UserError(f"{where}: eval.with_memory needs a memory network, which only dlc in recipe.methods brings")
-    model, architecture = _open_policy(config, recipes.needs, where)
+    _check_policy(config, architecture, recipes.needs, where)
     memory = _open_memory(config, recipes.needs, architecture, where)
     if config.rollout.engine == "sglang":
         check_context(config, architecture.max_positions, where)
@@ -93,14 +102,11 @@ def check(config: RunConfig, where: str, begun: bool = False) -> ResolvedRun:
         its_model, window = (memory.model, memory.window) if memory else (None, None)
         if config.rollout.engines:
             check_engines(fleet_settings(config, model, its_model, Path(), window), where)
-    tokenizer = load_tokenizer(model.description).with_bos(config.data.bos)
     asking = asking_of(config)
     suites = tuple(load_suite(name, asking=asking) for name in config.eval.suites)
     if not begun:
-        check_words(config.data, tokenizer, where)
         check_markers(prompt_of(config.data), suites, tokenizer, where)
     check_judging(config.reward, judged_tasks(config, suites), where)
-    items = training_items(training_problems(config.data, where), config.reward)
     policy = config.policy
     return ResolvedRun(
         config=resolved_config(config, recipes),
@@ -108,11 +114,12 @@ def check(config: RunConfig, where: str, begun: bool = False) -> ResolvedRun:
         architecture=architecture,
         tokenizer=tokenizer,
         recipes=recipes,
-        prompts=tokenize_prompts(items, tokenizer, config.data.max_prompt_tokens),
+        prompts=prompts.within(config.data.max_prompt_tokens),
         suites=suites,
         layout=ParallelLayout(policy.dp, policy.tp, policy.pp, policy.cp, policy.vpp),
         memory=memory,
         cluster_layout=cluster_layout(config) if config.cluster.backend == "ray" else None,
+        derived=tuple(clauses),
     )
 
 
@@ -154,9 +161,8 @@ def check_deterministic(config: RunConfig, where: str) -> None:
             )
 
 
-def _open_policy(config: RunConfig, needs: Needs, where: str) -> tuple[ModelFolder, Architecture]:
-    """Open the model that is trained, as far as it can be checked without Megatron's own model."""
-    model, architecture = open_model(config.model.path)
+def _check_policy(config: RunConfig, architecture: Architecture, needs: Needs, where: str) -> None:
+    """Refuse what the model that is trained cannot do, as far as that shows without Megatron's own model."""
     architecture.check_parallel(config.policy.tp, config.policy.pp, vpp=config.policy.vpp)
     _check_length(config, architecture, where)
     check_precision(config, architecture, where)
@@ -171,7 +177,6 @@ def _open_policy(config: RunConfig, needs: Needs, where: str) -> tuple[ModelFold
             f"{where}: {candidates} candidates (a method's topn, or log.candidates) of a vocabulary of "
             f"{architecture.vocab} tokens; lower it"
         )
-    return model, architecture
 
 
 def _open_memory(config: RunConfig, needs: Needs, policy: Architecture, where: str) -> MemoryFolder | None:

@@ -35,6 +35,7 @@ def describe(resolved: ResolvedRun) -> str:
         f"data       {_prompts(resolved)}; evaluation on "
         + (", ".join(suite.name for suite in resolved.suites) or "nothing"),
         f"prompt     {shown_prompt(config, resolved.prompts, resolved.tokenizer)}",
+        *([f"derived    {', '.join(resolved.derived)}"] if resolved.derived else []),
         *_reward(resolved),
     ]
     return "\n".join([*lines, *_notes(resolved)])

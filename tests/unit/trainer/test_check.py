@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from cases import each_case
 
 from megasharp.common.errors import UserError
 from megasharp.config.core import apply_overrides, parse_yaml, validate
 from megasharp.config.rollout import RolloutConfig
-from megasharp.config.run_config import RunConfig
+from megasharp.config.run_config import RunConfig, load_run
 from megasharp.trainer.resolve.resolved_run import check, check_rollout
 
 
@@ -65,14 +67,14 @@ def test_one_token_to_choose_from_is_no_sampling(engine: str) -> None:
 
 
 def test_lengths_beyond_a_models_positions_say_which_keys_to_lower() -> None:
-    quickstart = "{name: tiny, steps: 3, model: {path: examples/quickstart/base}, data: {task: countdown}}"
+    quickstart = "{name: tiny, steps: 3, model: {path: examples/quickstart/base}, data: "
+    quickstart += "{task: countdown, path: examples/quickstart/data/dev.jsonl, max_response_tokens: 64}}"
     config = validate(RunConfig, parse_yaml(quickstart, "tiny"), "tiny")
-    with pytest.raises(UserError, match=r"data\.max_prompt_tokens \+ .* = 96 is more than the 64 .*; lower one"):
+    with pytest.raises(UserError, match=r"data\.max_prompt_tokens \+ .* = 80 is more than the 64 .*; lower one"):
         check(config, "run.yaml")
 
 
 def test_a_mini_batch_has_a_group() -> None:
-    minimal = "{name: minimal, steps: 3, model: {path: no/such/folder}, data: {task: countdown, prompts_per_step: 2}}"
-    tree = apply_overrides(parse_yaml(minimal, "minimal"), ["recipe.mini_batches=3"])
+    config = load_run(Path("examples/quickstart/run.yaml"), ["data.prompts_per_step=2", "recipe.mini_batches=3"])
     with pytest.raises(UserError, match=r"run\.yaml: recipe\.mini_batches=3 is more than data\.prompts_per_step=2"):
-        check(validate(RunConfig, tree, "minimal"), "run.yaml")
+        check(config, "run.yaml")

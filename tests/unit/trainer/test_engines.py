@@ -27,8 +27,8 @@ from megasharp.trainer.resolve.engine_settings import (
 MINIMAL = """
 name: minimal
 steps: 3
-model: {path: some/folder}
-data: {task: countdown, path: train.jsonl}
+model: {path: some/folder, dtype: float32}
+data: {task: countdown, path: train.jsonl, max_prompt_tokens: 64, max_response_tokens: 32}
 """
 FLEET = "rollout.engine=sglang"
 APART = "cluster.placement=disaggregated"

@@ -1,0 +1,95 @@
+"""The values that a run file leaves open: dtype by the device, lengths by the data, micro-batches by the plan.
+
+What is derived is printed, and stored with the run, so that a resume, on other machines too, goes on with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from megasharp.config.run_config import RunConfig
+from megasharp.convert.architecture import Architecture
+from megasharp.tasks.problems import response_of, task_of
+from megasharp.trainer.resolve.devices import device_of, gpu_memory_mib
+
+# Of a large set this share of the prompts is kept, so that a few outliers do not size every buffer.
+_KEPT = 0.999
+_PROMPT_MULTIPLE = 16
+# Without prompts at hand, as for a plan.
+_PROMPT_WITHOUT_DATA = 1024
+# On a CPU nothing is planned.
+_MICRO_BATCH = 8192
+# Multiples of the longest sequence that are tried on GPUs, and the share of a GPU's memory that the plan may fill.
+_BUDGETS = (4, 2, 1)
+_FULL = 0.95
+
+
+def derived(config: RunConfig, architecture: Architecture, lengths: Sequence[int]) -> tuple[RunConfig, list[str]]:
+    """Return the configuration with a value for every key that it leaves open, and a clause for each one.
+
+    `lengths` are those of the prompts in tokens; empty where no prompt was read.
+    """
+    found: dict[str, dict[str, Any]] = {"model": {}, "data": {}, "policy": {}}
+    clauses: list[str] = []
+
+    def take(section: str, key: str, value: object, why: str) -> None:
+        found[section][key] = value
+        clauses.append(f"{section}.{key} {value} ({why})")
+
+    device, data = device_of(config), config.data
+    if config.model.dtype == "auto":
+        on = "a GPU" if device == "cuda" else "the CPU"
+        take("model", "dtype", "bfloat16" if device == "cuda" else "float32", f"on {on}")
+    if data.max_prompt_tokens is None:
+        take("data", "max_prompt_tokens", *_prompt_limit(lengths, architecture.max_positions))
+    prompt = found["data"].get("max_prompt_tokens", data.max_prompt_tokens)
+    if data.max_response_tokens is None:
+        task, room = task_of(data), max(1, architecture.max_positions - prompt)
+        wanted = response_of(task)
+        why = f"for task {task}" if wanted <= room else f"the positions of the model less {prompt} of the prompt"
+        take("data", "max_response_tokens", min(wanted, room), why)
+    if config.policy.micro_batch_tokens is None:
+        longest = prompt + max(found["data"].get("max_response_tokens", 0), data.largest_response)
+        take("policy", "micro_batch_tokens", *_micro_batch(_with(config, found), longest))
+    return _with(config, found), clauses
+
+
+def _with(config: RunConfig, found: dict[str, dict[str, Any]]) -> RunConfig:
+    """Return the configuration with these values in its sections."""
+    sections = {name: getattr(config, name).model_copy(update=values) for name, values in found.items() if values}
+    return config.model_copy(update=sections) if sections else config
+
+
+def _prompt_limit(lengths: Sequence[int], positions: int) -> tuple[int, str]:
+    """Return the limit that nearly all prompts keep, at most half of the model's positions, and why."""
+    if not lengths:
+        return min(_PROMPT_WITHOUT_DATA, positions // 2), "assumed, no prompt was read"
+    ordered = sorted(lengths)
+    most = ordered[min(len(ordered) - 1, int(_KEPT * len(ordered)))]
+    rounded = -(-most // _PROMPT_MULTIPLE) * _PROMPT_MULTIPLE
+    why = f"the longest of {len(ordered)} prompts has {ordered[-1]}"
+    if rounded > positions // 2:
+        return max(1, positions // 2), f"half of the model's positions; {why}"
+    return rounded, why
+
+
+def _micro_batch(config: RunConfig, longest: int) -> tuple[int, str]:
+    """Return the budget of a micro-batch: on GPUs the largest multiple of the longest sequence that the plan fits."""
+    if device_of(config) == "cpu":
+        return _MICRO_BATCH, "on the CPU"
+    # Imported here, because it imports this file.
+    from megasharp.planner.records import DEFAULT
+    from megasharp.planner.suggest import make_plan
+    from megasharp.trainer.plan import Options, ask
+
+    memory = gpu_memory_mib()
+    gpu = str(memory) if memory else DEFAULT
+    name = f"a GPU of {memory} MiB" if memory else f"an {DEFAULT}, as this machine has no GPU"
+    for times in _BUDGETS:
+        budget = -(-longest * times // 1024) * 1024
+        sized = _with(config, {"policy": {"micro_batch_tokens": budget}})
+        plan = make_plan(ask(sized, config.name, Options(nodes=config.cluster.nodes, gpu=gpu), fill=False).request)
+        if plan.fullest <= _FULL * (plan.gpu_memory or 0):
+            return budget, f"{times} x the longest sequence of {longest} fits {name} by the plan"
+    return budget, f"the longest sequence has {longest}; by the plan it does not fit {name}"

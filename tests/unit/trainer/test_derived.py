@@ -1,0 +1,83 @@
+"""Values that a run file leaves open: found from device, data and plan, stored, and kept on a resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megasharp.config.core import dump_yaml, parse_yaml, validate
+from megasharp.config.run_config import RunConfig, load_run
+from megasharp.convert.hf_folder import read_config
+from megasharp.trainer.resolve import devices
+from megasharp.trainer.resolve.derived import derived
+from megasharp.trainer.resolve.resolved_run import check
+from megasharp.trainer.resolve.summary import describe
+from megasharp.trainer.stored_config import resumed_config
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+BASE = REPOSITORY / "examples" / "quickstart" / "base"
+MODELS = REPOSITORY / "configs" / "model"
+
+
+def run(model: object, **data: object) -> RunConfig:
+    given = {"path": "rows.jsonl", **data}
+    return validate(RunConfig, {"name": "r", "steps": 2, "model": {"path": str(model)}, "data": given}, "run.yaml")
+
+
+def sizes(config: RunConfig) -> tuple[str, int, int, int]:
+    return (
+        config.model.dtype,
+        config.data.max_prompt_tokens,
+        config.data.max_response_tokens,
+        config.policy.micro_batch_tokens,
+    )
+
+
+@pytest.fixture
+def one_h100(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("megasharp.trainer.resolve.derived.gpu_memory_mib", lambda: 81_559)
+
+
+def test_on_the_cpu_lengths_come_from_prompts_task_and_positions() -> None:
+    architecture = read_config(MODELS / "qwen3-1.7b")[2]
+    lengths = [*range(100, 1099), 9_000, 30]
+    config, clauses = derived(run("m", task="math"), architecture, lengths)
+    assert sizes(config) == ("float32", 1_104, 4_096, 8_192)
+    assert clauses[1] == "data.max_prompt_tokens 1104 (the longest of 1001 prompts has 9000)"
+    small = read_config(BASE)[2]
+    assert sizes(derived(run("m"), small, [60])[0]) == ("float32", 32, 32, 8_192)
+    explicit = run("m", max_prompt_tokens=7, max_response_tokens=9)
+    assert sizes(derived(explicit, small, [60])[0])[1:3] == (7, 9)
+
+
+@pytest.mark.usefixtures("one_h100")
+def test_on_a_gpu_a_micro_batch_is_as_large_as_the_plan_fits() -> None:
+    """The 1.7B model fits with four of its longest sequences; Qwen3-8B on one GPU does not fit at all."""
+    found = {}
+    for name in ("qwen3-1.7b", "qwen3-8b"):
+        model = MODELS / name
+        found[name] = derived(run(model, set="gsm8k", path=None), read_config(model)[2], [200])
+    config, clauses = found["qwen3-1.7b"]
+    longest = 208 + 4_096
+    assert config.model.dtype == "bfloat16"
+    assert longest <= config.policy.micro_batch_tokens <= 4 * longest + 1_024
+    assert "fits a GPU of 81559 MiB by the plan" in clauses[-1]
+    assert "does not fit a GPU of 81559 MiB" in found["qwen3-8b"][1][-1]
+
+
+def test_what_was_derived_is_printed_stored_and_kept(tmp_path: Path) -> None:
+    tree = parse_yaml((REPOSITORY / "examples/quickstart/run.yaml").read_text(), "run.yaml")
+    del tree["data"]["max_prompt_tokens"], tree["data"]["max_response_tokens"], tree["policy"]["micro_batch_tokens"]
+    del tree["model"]["dtype"]
+    (tmp_path / "run.yaml").write_text(json.dumps(tree))
+    resolved = check(load_run(tmp_path / "run.yaml"), "run.yaml")
+    assert sizes(resolved.config) == ("float32", 16, 32, 8_192)
+    assert "derived    model.dtype float32 (on the CPU), data.max_prompt_tokens 16 (" in describe(resolved)
+    (tmp_path / "config.yaml").write_text(dump_yaml(resolved.config).replace("prompt_tokens: 16", "prompt_tokens: 20"))
+    kept = resumed_config(tmp_path, tree, "run.yaml", lambda line: None)
+    assert sizes(kept) == ("float32", 20, 32, 8_192)
+    open_ = {"model": {**tree["model"], "dtype": "auto"}, "data": {**tree["data"], "max_prompt_tokens": None}}
+    assert resumed_config(tmp_path, {**tree, **open_}, "run.yaml", lambda line: None) == kept
