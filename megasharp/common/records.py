@@ -75,7 +75,8 @@ class Verdict:
 
     Example: `Verdict(Outcome.CORRECT, 1.0, "(3+5)*(7-4)", "")`; a wrong one keeps its canonical answer too, so that
     distinct answers can be counted. `failure` is empty unless the verifier itself failed, which says nothing about the
-    response: its first line is the kind of failure, a traceback may follow.
+    response: its first line is the kind of failure, a traceback may follow. `parts` are the values that it was made of,
+    by name, where several functions judge.
     """
 
     outcome: Outcome
@@ -83,6 +84,7 @@ class Verdict:
     canonical_answer: str | None = None
     detail: str = ""
     failure: str = field(default="", compare=False, repr=False)
+    parts: Mapping[str, float] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

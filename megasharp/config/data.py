@@ -158,12 +158,30 @@ class DataConfig(DataSource):
         return max(self.max_response_tokens or 1, *(stage.max_response_tokens for stage in self.stages), 1)
 
 
+class RewardFunction(Section):
+    """One of several functions whose values are added up."""
+
+    function: str = Field(
+        description="Function or class, written package.module:function or folder/file.py:function, as reward.function."
+    )
+    weight: float = Field(
+        default=1.0,
+        allow_inf_nan=False,
+        description="Factor of its value in the sum. 0 only logs it.",
+    )
+    name: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9_.-]+$",
+        description="Name in the metric reward/function/NAME. null: the function's own name.",
+    )
+
+
 class RewardConfig(Section):
     """Verification of responses: in the driver with 0 workers, which suits verifiers that only compute.
 
     Without the key it is 0, but 1 to 4 for a `function` and for tasks such as `math` whose verifier can hang. A worker
-    process is killed and replaced when a response takes longer than `timeout_s`. `function`, written
-    `package.module:function`, judges training responses instead of the task's verifier; evaluations keep the verifier.
+    process is killed and replaced when a response takes longer than `timeout_s`. `function`, or the weighted sum of
+    `functions`, judges training responses instead of the task's verifier; evaluations of a task keep its verifier.
     Programs that the model writes run in bubblewrap; with `sandbox: none` they have this user's rights.
     """
 
@@ -178,17 +196,37 @@ class RewardConfig(Section):
         default=10.0,
         gt=0.0,
         description="Seconds that a worker may spend on one response; then the worker is replaced and the response "
-        "gets reward 0. A program of task code has 90 % of it for all its tests. With 0 workers only those programs "
-        "are limited.",
+        "gets reward 0. A call with several responses has as many times that. A program of task code has 90 % of it "
+        "for all its tests. With 0 workers only those programs are limited.",
     )
     function: str | None = Field(
         default=None,
-        description="Python function, written package.module:function, that judges training responses instead of the "
-        "task's verifier. It takes (text, answer) and returns a number or a Verdict. null: the task's verifier; "
-        "evaluations always use that.",
+        description="Python function or class, written package.module:function or folder/file.py:function, that judges "
+        "training responses instead of the task's verifier. It takes (text, answer), or the parameters of TRL or verl; "
+        "it may be async. It is found beside the run file and in the working directory. null: the task's verifier.",
+    )
+    functions: list[RewardFunction] = Field(
+        default=[],
+        description="Several functions instead of one: the reward is the sum of their values times their weights, and "
+        "each is logged by itself. The first one decides what is correct.",
+    )
+    concurrency: int = Field(
+        default=64,
+        ge=1,
+        description="Number of calls of an async function that are under way at once, shared out among the workers; "
+        "each has at least one.",
     )
     sandbox: SandboxKind = Field(
         default="bubblewrap",
         description="Isolation of programs that the model writes (task code). bubblewrap runs them without network "
         "and outside your files; none runs them with your own rights.",
     )
+
+    @model_validator(mode="after")
+    def _check_functions(self) -> RewardConfig:
+        if self.function is not None and self.functions:
+            raise ValueError("function and functions are both set; give one of the two")
+        names = [each.name or each.function.rpartition(":")[2] for each in self.functions]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"functions: two are named {min(twice)}; give one of them a name")
+        return self

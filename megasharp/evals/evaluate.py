@@ -248,11 +248,14 @@ class _Source:
     def _judged(self, chunk: _Chunk, sampled: Sequence[Sequence[Completion]]) -> list[Sample]:
         problems = [part.problem for part, some in zip(chunk.parts, sampled, strict=True) for _ in some]
         completions = [completion for some in sampled for completion in some]
-        texts = [self.tokenizer.decode(completion.tokens.tolist()) for completion in completions]
+        sampled_tokens = [completion.tokens.tolist() for completion in completions]
+        texts = [self.tokenizer.decode(tokens) for tokens in sampled_tokens]
         asked = [self.suite.items[problem] for problem in problems]
+        # A model without a chat template reads messages as a plain text.
+        chats = any(item.turns and self.tokenizer.chat(item.turns) is not None for item in asked[:1])
         items = [
-            Item(self.suite.task, text, item.answer, item.text, item.turns, item.row)
-            for text, item in zip(texts, asked, strict=True)
+            Item(self.suite.task, text, item.answer, item.text, item.turns if chats else (), item.row, tokens)
+            for tokens, text, item in zip(sampled_tokens, texts, asked, strict=True)
         ]
         verdicts = judged(self.judge, completions, items)
         return [Sample.of(*each) for each in zip(problems, completions, verdicts, strict=True)]

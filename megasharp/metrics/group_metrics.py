@@ -48,6 +48,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     - `reward/mean`: over responses without an infra failure; absent when every response failed that way.
     - `reward/outcome_<outcome>`: shares of all responses; the six add up to 1.
     - `reward/errors`: share of the responses that came to a verifier, in which it failed; absent when none came to one.
+    - `reward/function/<name>`: mean over the responses that this one of several functions applied to, without weight.
     - `group/solved_all`, `group/solved_none`, `group/uniform` (all rewards equal, so no advantage): shares of
       groups.
     - `group/distinct_correct`: mean number of distinct canonical answers among a group's correct responses.
@@ -77,12 +78,21 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         **{f"reward/outcome_{outcome}": outcomes[outcome] / len(responses) for outcome in Outcome},
         **({"reward/mean": sum(rewards) / len(rewards)} if rewards else {}),
         **({"reward/errors": len(failed) / tried} if tried else {}),
+        **_function_metrics(responses),
         **_answer_metrics(groups),
         "group/dropped": float(reasons.total()),
         **{f"group/dropped_{reason}": float(count) for reason, count in sorted(reasons.items())},
         **_rollout_metrics(responses),
         **_memory_metrics(responses),
     }
+
+
+def _function_metrics(responses: Sequence[Response]) -> dict[str, float]:
+    parts: dict[str, list[float]] = {}
+    for response in _judged(responses):
+        for name, value in response.verdict.parts.items():
+            parts.setdefault(f"reward/function/{name}", []).append(value)
+    return {name: sum(values) / len(values) for name, values in sorted(parts.items())}
 
 
 def _judged(responses: Sequence[Response]) -> list[Response]:

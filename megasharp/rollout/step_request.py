@@ -233,10 +233,11 @@ class GroupMaker:
     ) -> list[Group]:
         """Make one verified group per prompt, in order. A verifier's exception is an ERROR verdict."""
         flat = [(prompt, completion) for prompt, some in zip(prompts, sampled, strict=True) for completion in some]
-        texts = self.decode([completion.tokens.tolist() for _, completion in flat])
+        tokens = [completion.tokens.tolist() for _, completion in flat]
+        texts = self.decode(tokens)
         items = [
-            Item(prompt.task, text, prompt.answer, prompt.text, prompt.turns, prompt.row)
-            for (prompt, _), text in zip(flat, texts, strict=True)
+            Item(prompt.task, text, prompt.answer, prompt.text, prompt.turns, prompt.row, its_tokens)
+            for (prompt, _), text, its_tokens in zip(flat, texts, tokens, strict=True)
         ]
         verdicts = judged(self.judge, [completion for _, completion in flat], items)
         responses = iter(

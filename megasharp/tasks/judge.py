@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -56,7 +57,9 @@ Verifier = Callable[[str, TaskAnswer], Verdict]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One response to judge. `prompt`, `turns` and `row` are those of its problem, which a user's own reward may read.
+    """One response to judge.
+
+    A user's own reward may read the `prompt`, `turns` and `row` of its problem, and its `tokens`, the end token too.
 
     Example: `Item("countdown", "(8-5)*7+3", CountdownAnswer((3, 5, 7, 8), 24))`.
     """
@@ -67,6 +70,57 @@ class Item:
     prompt: str = ""
     turns: tuple[tuple[str, str], ...] = ()
     row: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+    tokens: Sequence[int] = field(default=(), compare=False, repr=False)
+
+
+class ItemVerifier(ABC):
+    """A verifier of whole items, of several in one call: a user's own reward."""
+
+    @property
+    @abstractmethod
+    def batch(self) -> int:
+        """The number of items from which on a call is full; 1 where each has a call of its own."""
+
+    @property
+    @abstractmethod
+    def reads_rows(self) -> bool:
+        """Whether it reads more of an item than a text and an answer."""
+
+    @abstractmethod
+    def verdicts(self, items: Sequence[Item], passing: tuple[type[BaseException], ...] = ()) -> list[Verdict]:
+        """One for each item, in order; an exception of the verifier's is an ERROR verdict, but those of `passing`."""
+
+    @abstractmethod
+    def set_up(self) -> None:
+        """Do what the first call would do once in its process; what fails here fails there too."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what this process has taken; it ends."""
+
+
+Verifiers = Mapping[str, Verifier | ItemVerifier]
+
+
+def batches(items: Sequence[Item], own: Mapping[str, ItemVerifier], share: int) -> Iterator[list[Item]]:
+    """Split items, in their order, into calls: one each, or of the `own` tasks as many as those take.
+
+    Responses to one prompt stay together, so that a reward may compare them. With `share` items a call is full too, so
+    that all workers have some.
+    """
+    full = {task: max(1, min(each.batch, share)) for task, each in own.items() if each.batch > 1}
+    batch: list[Item] = []
+    for item in items:
+        if batch and not (
+            item.task == batch[0].task
+            and item.task in full
+            and (len(batch) < full[item.task] or item.prompt == batch[-1].prompt)
+        ):
+            yield batch
+            batch = []
+        batch.append(item)
+    if batch:
+        yield batch
 
 
 class Judge(Protocol):
@@ -86,7 +140,7 @@ class Judge(Protocol):
 class DirectJudge:
     """The judge in this process: one item after the other, without a time limit, for verifiers that only compute."""
 
-    verifiers: Mapping[str, Verifier]
+    verifiers: Verifiers
 
     @property
     def tasks(self) -> Collection[str]:
@@ -95,31 +149,53 @@ class DirectJudge:
 
     def verdicts(self, items: Sequence[Item]) -> list[Verdict]:
         """One for each item, in order. A verifier's exception is an ERROR verdict."""
-        return [verify(self.verifiers[item.task], item.text, item.answer) for item in items]
+        own = {task: each for task, each in self.verifiers.items() if isinstance(each, ItemVerifier)}
+        return [
+            verdict
+            for batch in batches(items, own, len(items))
+            for verdict in verdicts_of(self.verifiers[batch[0].task], batch)
+        ]
+
+
+def verdicts_of(
+    verifier: Verifier | ItemVerifier, items: Sequence[Item], passing: tuple[type[BaseException], ...] = ()
+) -> list[Verdict]:
+    """Return a verdict for each item, in order; exceptions of the verifier's, but those of `passing`, are `failed`."""
+    if isinstance(verifier, ItemVerifier):
+        return verifier.verdicts(items, passing)
+    return [verify(verifier, item.text, item.answer, passing) for item in items]
 
 
 # Of what a verifier raised: characters of a line, and lines of a traceback, whose end says most.
 LONGEST_LINE = 500
 _MOST_LINES = 60
 # Frames of these modules come first in every traceback, and say nothing.
-_CALLERS = {__name__, "megasharp.tasks.own_reward", "megasharp.tasks.sandbox.worker"}
+_CALLERS = {
+    __name__,
+    *(f"megasharp.tasks.{name}" for name in ("own_reward", "reward_call", "sandbox.worker")),
+    *("asyncio.base_events", "asyncio.runners"),
+}
 
 
-def verify(verifier: Verifier, text: str, answer: TaskAnswer) -> Verdict:
-    """Return the verifier's verdict; where it raised, ERROR with reward 0, the exception and its traceback.
-
-    What ends the command is no verdict: a signal, and the error that another thread found, pass through.
-    """
+def verify(verifier: Verifier, text: str, answer: TaskAnswer, passing: tuple[type[BaseException], ...] = ()) -> Verdict:
+    """Return the verifier's verdict, or `failed`."""
     try:
         return verifier(text, answer)
-    except (signals.Stopped, signals.SaveAsked):
-        raise
     # A user's function may call sys.exit or let a cancellation through, which must not end the trainer.
     except BaseException as error:
-        if error is signals.failure():
-            raise
-        detail = visible(f"{type(error).__name__}: {one_line(error)}"[:LONGEST_LINE])
-        return Verdict(Outcome.ERROR, 0.0, detail=detail, failure=_failure(error))
+        return failed(error, passing)
+
+
+def failed(error: BaseException, passing: tuple[type[BaseException], ...] = ()) -> Verdict:
+    """Return the verdict of a verifier that raised: ERROR with reward 0, the exception and its traceback.
+
+    What ends the command is no verdict: a signal, and the error that another thread found, are raised again, and so
+    are those of `passing`.
+    """
+    if isinstance(error, (signals.Stopped, signals.SaveAsked, *passing)) or error is signals.failure():
+        raise error
+    detail = visible(f"{type(error).__name__}: {one_line(error)}"[:LONGEST_LINE])
+    return Verdict(Outcome.ERROR, 0.0, detail=detail, failure=_failure(error))
 
 
 def _failure(error: BaseException) -> str:

@@ -1,36 +1,34 @@
-"""A user's own reward: a Python function that is named by its path, checked before a run starts.
+"""A user's own reward: values that functions return become verdicts, one function or several with weights.
 
-The function takes a response's text and the problem's answer, a record of the task's, and returns a Verdict or a
-number: Python's, or a bool or one number of numpy or torch, none of which is imported for it. Verdicts are made plain
-here, before they leave the process.
-
-Worker processes are sent its path; each imports the function for itself, so its module must be importable there:
-installed, or in a folder of PYTHONPATH.
+A value is a Verdict or a number: Python's, or a bool or one number of numpy or torch, none of which is imported for it.
+Verdicts are made plain here, before they leave the process. How a function is called is its signature's
+(`reward_signature.py`, `reward_call.py`); worker processes are sent its path.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from decimal import Decimal
-from functools import lru_cache
-from importlib import import_module
+from functools import partial
 from numbers import Real
 from reprlib import repr as short_repr
-from typing import get_type_hints
 
-from megasharp.common.errors import UserError, one_line
-from megasharp.common.records import Outcome, TaskAnswer, Verdict
-from megasharp.tasks.judge import LONGEST_LINE
+from megasharp.common.records import Outcome, Verdict
+from megasharp.tasks.judge import LONGEST_LINE, Item, ItemVerifier, failed
+from megasharp.tasks.reward_call import Running, TooLate, gathered, running, waited
+from megasharp.tasks.reward_signature import Style, signature_of
 
 # The task of training prompts that a user's function judges; evaluations keep the verifier of their own task. A source
 # with a function of its own has the task `own/<source>`.
 OWN_TASK = "own"
 FULL_REWARD = 1.0
 _LARGEST = 1e30
+# Responses of a call, from which on the next prompt's wait for another one.
+BATCH = 64
 
-OwnFunction = Callable[[str, TaskAnswer], Verdict | float]
+_Passing = tuple[type[BaseException], ...]
 
 
 def own_task(source: str = "") -> str:
@@ -51,17 +49,162 @@ class UnusableReward(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class OwnReward:
-    """A verifier that calls the function at `path`, imported at the first call.
+class OwnFunction:
+    """One function of a reward: its path, its share of the sum, and the name under which it is logged.
 
-    Example: `OwnReward("mine.rewards:brief")`, where `brief(text, answer)` returns 0.5.
+    Example: `OwnFunction("mine.rewards:brief", 0.2)` is logged as "brief".
     """
 
     path: str
+    weight: float = 1.0
+    name: str = ""
 
-    def __call__(self, text: str, answer: TaskAnswer) -> Verdict:
-        """Return the function's verdict; `verdict_of` makes one of a number. The function's exceptions pass through."""
-        return verdict_of(find_function(self.path)(text, answer))
+    @property
+    def label(self) -> str:
+        """The name in metrics."""
+        return self.name or self.path.rpartition(":")[2]
+
+
+@dataclass(frozen=True)
+class OwnReward(ItemVerifier):
+    """A verifier that calls `functions`, each imported and made at the first call of a process.
+
+    The reward is the sum of their values, each times its weight; a function that returns None for a response has no
+    part in its sum. What is correct, and the answer that is counted, is up to the first function that has a part.
+    `at_once` bounds the `async def` calls of this process that are under way, each for `seconds`.
+
+    Example: `OwnReward((OwnFunction("mine.rewards:brief"),))`, where `brief(text, answer)` returns 0.5.
+    """
+
+    functions: tuple[OwnFunction, ...]
+    at_once: int = 1
+    seconds: float | None = None
+
+    @property
+    def batch(self) -> int:
+        """Responses of a call. Raises UserError where a function cannot be imported."""
+        found = [signature_of(each.path) for each in self.functions]
+        return BATCH if any(each.batched or each.asynchronous for each in found) else 1
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether a function takes more than a text and an answer."""
+        return any(signature_of(each.path).style is not Style.PLAIN for each in self.functions)
+
+    def set_up(self) -> None:
+        """Import, make and set up all functions."""
+        for each in self.functions:
+            running(each.path)
+
+    def close(self) -> None:
+        """Close those that have a `close`."""
+        for each in self.functions:
+            # What was never made raises again; the process ends in any case.
+            with suppress(Exception):
+                running(each.path).close()
+
+    def verdicts(self, items: Sequence[Item], passing: _Passing = ()) -> list[Verdict]:
+        """One for each item, in order; an exception of a function's is an ERROR verdict, but those of `passing`."""
+        by_function = [self._judged(each, items, passing) for each in self.functions]
+        return [self._total(found) for found in zip(*by_function, strict=True)]
+
+    def _judged(self, function: OwnFunction, items: Sequence[Item], passing: _Passing) -> list[Verdict | None]:
+        """Return a function's own verdicts, without its weight; None where it does not apply."""
+        try:
+            called = running(function.path)
+        except BaseException as error:
+            return [failed(error, passing)] * len(items)
+        if called.signature.batched:
+            return self._batch(called, items, passing)
+        style, asynchronous = called.signature.style, called.signature.asynchronous
+        if asynchronous:
+            calls = [partial(called.one, item) for item in items]
+            results = gathered(calls, self.at_once, self.seconds)
+            return [_read(value, error, style, passing) for value, error in results]
+        return [_called(called, item, style, passing) for item in items]
+
+    def _batch(self, called: Running, items: Sequence[Item], passing: _Passing) -> list[Verdict | None]:
+        try:
+            returned = called.several(items)
+            if called.signature.asynchronous:
+                returned = waited(returned)
+        except BaseException as error:
+            verdict = failed(error, passing)
+            # One response may be to blame: all others get what is theirs.
+            return [verdict] if len(items) == 1 else [self._batch(called, [item], passing)[0] for item in items]
+        try:
+            values = _listed(returned, len(items))
+        except UnusableReward as error:
+            return [failed(error)] * len(items)
+        return [_read(value, None, Style.TRL, passing) for value in values]
+
+    def _total(self, found: Sequence[Verdict | None]) -> Verdict:
+        pairs = [(each, verdict) for each, verdict in zip(self.functions, found, strict=True) if verdict is not None]
+        for each, verdict in pairs:
+            if verdict.failure:
+                return verdict if len(found) == 1 else _naming(each, verdict)
+        if not pairs:
+            some = "a function must apply to every response" if len(found) == 1 else "one must apply to every response"
+            return failed(UnusableReward(f"returned None; {some}"))
+        first = pairs[0][1]
+        extra = {f"{each.label}/{key}": value for each, verdict in pairs for key, value in verdict.parts.items()}
+        if len(found) == 1:
+            return replace(first, reward=first.reward * self.functions[0].weight, parts=extra)
+        total = sum(each.weight * verdict.reward for each, verdict in pairs)
+        try:
+            total = _finite(total)
+        except UnusableReward as error:
+            return failed(error)
+        return replace(first, reward=total, parts={each.label: verdict.reward for each, verdict in pairs} | extra)
+
+
+def _naming(function: OwnFunction, verdict: Verdict) -> Verdict:
+    name = function.label
+    return replace(verdict, detail=f"{name}: {verdict.detail}", failure=f"{name}: {verdict.failure}")
+
+
+def _called(called: Running, item: Item, style: Style, passing: _Passing) -> Verdict | None:
+    try:
+        return _value(called.one(item), style)
+    except BaseException as error:
+        return failed(error, passing)
+
+
+def _read(value: object, error: BaseException | None, style: Style, passing: _Passing) -> Verdict | None:
+    if isinstance(error, TooLate):
+        return Verdict(Outcome.TIMEOUT, 0.0, detail=str(error), failure=str(error))
+    try:
+        if error is not None:
+            raise error
+        return _value(value, style)
+    except BaseException as raised:
+        return failed(raised, passing)
+
+
+def _value(returned: object, style: Style) -> Verdict | None:
+    """Return the verdict that a function of this style gives by one value; None is one of TRL's alone."""
+    if returned is None and style is Style.TRL:
+        return None
+    if style is Style.VERL and isinstance(returned, Mapping):
+        if "score" not in returned:
+            raise UnusableReward(f"returned {_shown(returned)}, a table without score")
+        parts = {str(key): _number(value) for key, value in returned.items() if key != "score"}
+        numbers = {key: value for key, value in parts.items() if value is not None and abs(value) <= _LARGEST}
+        return replace(verdict_of(returned["score"]), parts=numbers)
+    return verdict_of(returned)
+
+
+def _listed(returned: object, count: int) -> list[object]:
+    """Return a batch's values. Raises UnusableReward for what is no list of `count`."""
+    if isinstance(returned, str | bytes | Mapping) or not hasattr(returned, "__len__"):
+        raise UnusableReward(f"returned {_shown(returned)}; TRL's style returns a list, a number for each completion")
+    try:
+        values = [*returned]  # type: ignore[misc]
+    except Exception:
+        raise UnusableReward(f"returned {_shown(returned)}, of which no list can be made") from None
+    if len(values) != count:
+        raise UnusableReward(f"returned {len(values)} rewards for {count} completions")
+    return values
 
 
 def verdict_of(returned: object) -> Verdict:
@@ -118,59 +261,3 @@ def _finite(reward: float) -> float:
 
 def _shown(value: object) -> str:
     return f"{short_repr(value)} ({type(value).__name__})"
-
-
-@lru_cache(maxsize=8)
-def find_function(path: str) -> OwnFunction:
-    """Import the function at `package.module:function`. Raises UserError, in one line, where it is no such function."""
-    module_name, colon, name = path.partition(":")
-    if not colon or not all(part.isidentifier() for part in (*module_name.split("."), *name.split("."))):
-        raise UserError(f"reward.function: {path!r} must be written package.module:function")
-    try:
-        found: object = import_module(module_name)
-    except Exception as error:  # a user's module may raise anything
-        raise UserError(
-            f"reward.function: cannot import {module_name} ({type(error).__name__}: {one_line(error)}); "
-            "install it, or put its folder into PYTHONPATH"
-        ) from error
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise UserError(f"reward.function: {module_name} has no {name!r}; name one of its functions")
-        found = getattr(found, part)
-    return _checked(found, path)
-
-
-def _checked(found: object, path: str) -> OwnFunction:
-    if not callable(found):
-        raise UserError(f"reward.function: {path} is a {type(found).__name__}; name a function of (text, answer)")
-    if inspect.iscoroutinefunction(found):
-        raise UserError(f"reward.function: {path} is asynchronous; name a function that returns its reward")
-    try:
-        inspect.signature(found).bind("", TaskAnswer())
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"reward.function: {path} cannot be called with (text, answer) ({one_line(error)}); give it two parameters"
-        ) from error
-    _check_annotations(found, path)
-    function: OwnFunction = found
-    return function
-
-
-def _check_annotations(found: Callable[..., object], path: str) -> None:
-    """Refuse annotations that exclude the arguments or the result of a reward; a function may have none."""
-    try:
-        hints = get_type_hints(found)
-    except (NameError, TypeError, AttributeError):
-        return
-    returned: object = hints.pop("return", Real)
-    if isinstance(returned, type) and not (issubclass(returned, Verdict | Real | Decimal) or hasattr(returned, "item")):
-        raise UserError(
-            f"reward.function: {path} says it returns {returned.__name__}; it must return a Verdict or a number"
-        )
-    names = list(inspect.signature(found).parameters)[:2]
-    for name, kind in zip(names, (str, TaskAnswer), strict=False):
-        hint = hints.get(name)
-        if isinstance(hint, type) and not (issubclass(hint, kind) or issubclass(kind, hint)):
-            raise UserError(
-                f"reward.function: {path} takes {name} as {hint.__name__}; it is given a {kind.__name__} there"
-            )

@@ -26,7 +26,7 @@ from megasharp.tasks import (
     short_answer,
     synlogic,
 )
-from megasharp.tasks.judge import TaskItem, Verifier
+from megasharp.tasks.judge import TaskItem, Verifier, Verifiers
 from megasharp.tasks.own_reward import OwnReward
 from megasharp.tasks.sandbox.programs import Sandbox
 
@@ -127,7 +127,7 @@ def make_verifiers(
     sandbox: Sandbox | None = None,
     seconds: float = 0.0,
     preload: bool = False,
-) -> Mapping[str, Verifier]:
+) -> Verifiers:
     """Verifiers by task, a user's `own` among them; called in the process that workers are forked from too.
 
     Those that need neither a sandbox nor an extra are always there. With a `sandbox` programs are judged, which have
@@ -145,4 +145,4 @@ def make_verifiers(
             found[name] = row.sandbox(sandbox, seconds)
         elif row.verify is not None and (not row.extra or name in asked):
             found[name] = row.verify
-    return found | dict(own or {})
+    return {**found, **(own or {})}

@@ -38,6 +38,7 @@ IDENTITY = (
     "policy.optimizer",
     "data",
     "reward.function",
+    "reward.functions",
     "seed",
     "recipe",
     *(

@@ -17,14 +17,18 @@ from pathlib import Path
 
 from megasharp.common.errors import RunFailed, UserError
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
+from megasharp.config.core import find
 from megasharp.config.data import RewardConfig
 from megasharp.config.run_config import RunConfig
 from megasharp.evals.suites import Suite
 from megasharp.tasks.judge import DirectJudge, Item, Judge, TaskItem
-from megasharp.tasks.own_reward import OWN_TASK, OwnReward, find_function, is_own
+from megasharp.tasks.own_reward import OWN_TASK, OwnFunction, OwnReward, is_own
 from megasharp.tasks.problems import task_of
+from megasharp.tasks.reward_import import look_beside
+from megasharp.tasks.reward_signature import Style, signature_of
 from megasharp.tasks.sandbox.bubblewrap import RISK, open_sandbox
 from megasharp.tasks.sandbox.pool import PoolCounts, VerifierPool, how_ended
+from megasharp.tasks.stream import messages_of
 from megasharp.tasks.table import make_verifiers, rows_of
 
 MOST_WORKERS = 4
@@ -36,12 +40,14 @@ _PROGRAMS_SHARE = 0.9
 _SHOWN_LINES = 12
 _ONE_LINE = 600
 _MOST_KINDS = 50
+# Characters of a made-up response that are printed.
+_SHOWN_TEXT = 60
 
 
 class RewardJudge:
     """Gives the rewards of a run's `tasks`; `close` ends its workers, whose output goes to `log`.
 
-    `own` are a user's rewards by task (`own_task`); without it `reward.function` judges OWN_TASK. `say` gets what the
+    `own` are a user's rewards by task (`own_task`); without it those of `reward` judge OWN_TASK. `say` gets what the
     user risks, and what fails first. Raises UserError where programs are to run in a sandbox that this machine does
     not have.
     """
@@ -63,10 +69,12 @@ class RewardJudge:
         verifiers = make()
         self._taken = PoolCounts()
         self._pool: VerifierPool | None = None
-        workers = workers_for(reward, tasks)
+        workers = workers_for(reward, {*tasks, *self._own})
         if workers > 0:
-            self._pool = VerifierPool(partial(make, preload=True), verifiers.keys(), workers, reward.timeout_s, log=log)
+            make_there, limit = partial(make, preload=True), reward.timeout_s
+            self._pool = VerifierPool(make_there, verifiers.keys(), workers, limit, own=self._own, log=log)
         self._log = log
+        self._say = say
         self.judge = LoggingJudge(self._pool or DirectJudge(verifiers), say, log)
 
     def take(self) -> dict[str, float]:
@@ -90,18 +98,30 @@ class RewardJudge:
         Raises UserError where it gives no reward for one of them, RunFailed where something killed its process.
         """
         asked = [(row, text) for row in rows if row.task in self._own for text in made_up_responses(row.answer)]
-        # One after the other: all that hang would take as long as the first one each.
-        for row, text in asked:
-            (verdict,) = self.judge.verdicts([Item(row.task, text, row.answer)])
-            if not verdict.failure:
-                continue
-            where = f"more in {self._log}" if self._log else "more above"
-            line = (
-                f"reward.function: {self._own[row.task].path} gives no reward for row {row.id} of {row.source} and the "
-                f"made-up response {text!r}: {self.judge.first}; {where}"
-            )
-            killed = verdict.outcome is Outcome.INFRA and how_ended(-signal.SIGKILL) in verdict.detail
-            raise RunFailed(line) if killed else UserError(line)
+        items = [Item(row.task, text, row.answer, row.text, messages_of(row), row.row) for row, text in asked]
+        # What takes several in a call has several here. Others one after the other: all that hang would take as long
+        # as the first one each.
+        batched = [each for each in items if self._own[each.task].batch > 1]
+        tried = iter(self.judge.verdicts(batched))
+        for item, (row, text) in zip(items, asked, strict=True):
+            verdict = next(tried) if self._own[row.task].batch > 1 else self.judge.verdicts([item])[0]
+            if verdict.failure:
+                self._refuse(row, text, verdict)
+            # The last one is the answer, where that is a text or a number.
+            if text == [*made_up_responses(row.answer)][-1]:
+                self._say(f"reward     row {row.id}, response {_cut(text)!r} -> {_shown(verdict)}")
+
+    def _refuse(self, row: TaskItem, text: str, verdict: Verdict) -> None:
+        where = f"more in {self._log}" if self._log else "more above"
+        paths = [each.path for each in self._own[row.task].functions]
+        lists = messages_of(row) and any(signature_of(path).style is Style.TRL for path in paths)
+        hint = "; completions are lists of messages here, as the prompt is one" if lists else ""
+        line = (
+            f"reward.function: {', '.join(paths)} gives no reward for row {row.id} of {row.source} and the "
+            f"made-up response {text!r}: {self.judge.first}{hint}; {where}"
+        )
+        killed = verdict.outcome is Outcome.INFRA and how_ended(-signal.SIGKILL) in verdict.detail
+        raise RunFailed(line) if killed else UserError(line)
 
     def close(self) -> None:
         """End the workers."""
@@ -205,26 +225,58 @@ def made_up_responses(answer: TaskAnswer) -> Iterator[str]:
     yield from [str(value) for value in values if isinstance(value, str | int | float) and value != ""][:1]
 
 
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN_TEXT else f"{text[:_SHOWN_TEXT]}..."
+
+
+def _shown(verdict: Verdict) -> str:
+    """Return a reward, and what it was made of, in a few words; a number of several functions is each one's own."""
+    parts = ", ".join(f"{name} {value:g}" for name, value in verdict.parts.items())
+    return f"{verdict.reward:g} ({parts})" if parts else f"{verdict.reward:g}"
+
+
+def own_reward_of(functions: Sequence[OwnFunction], reward: RewardConfig) -> OwnReward:
+    """Return the reward of a user's functions, as it is judged in one of the run's processes."""
+    workers = max(1, workers_for(reward, {OWN_TASK}))
+    return OwnReward(tuple(functions), max(1, reward.concurrency // workers), reward.timeout_s)
+
+
 def own_rewards(reward: RewardConfig) -> dict[str, OwnReward]:
-    """Return the user's rewards by the task that they judge; none without `reward.function`."""
-    return {} if reward.function is None else {OWN_TASK: OwnReward(reward.function)}
+    """Return the user's rewards by the task that they judge; none without `reward.function` or `reward.functions`."""
+    several = [OwnFunction(each.function, each.weight, each.name or "") for each in reward.functions]
+    found = several if reward.function is None else [OwnFunction(reward.function)]
+    return {OWN_TASK: own_reward_of(found, reward)} if found else {}
+
+
+def described(own: OwnReward, items: Sequence[TaskItem]) -> list[str]:
+    """Return a line for each function of a reward: its style, and the columns of these rows that it reads."""
+    row = items[0].row if items else None
+    weights = len(own.functions) > 1 or own.functions[0].weight != 1.0
+    return [
+        f"{each.path}{f' x {each.weight:g}' if weights else ''}: {signature_of(each.path).in_words(row, own.at_once)}"
+        for each in own.functions
+    ]
 
 
 def judged_tasks(config: RunConfig, suites: Sequence[Suite]) -> set[str]:
     """Return the tasks whose verifiers a run needs: its suites', and training's where no own function judges it."""
-    training = set() if config.reward.function else {task_of(config.data)}
+    training = set(own_rewards(config.reward)) or {task_of(config.data)}
     return training | {suite.task for suite in suites}
 
 
-def training_items(items: Sequence[TaskItem], reward: RewardConfig) -> list[TaskItem]:
-    """The problems of training, to be judged by the user's function where there is one.
+def training_items(items: Sequence[TaskItem], reward: RewardConfig, where: str = "") -> list[TaskItem]:
+    """The problems of training, to be judged by the user's functions where there are some.
 
-    Raises UserError where that is no function of a text and an answer.
+    Functions are looked for beside the run file `where` too. Raises UserError where one has no known signature, or
+    needs a column that no row has.
     """
-    if reward.function is None:
-        return list(items)
-    find_function(reward.function)
-    return [replace(item, task=OWN_TASK) for item in items]
+    if where:
+        look_beside(find(where))
+    for task, own in own_rewards(reward).items():
+        for each in own.functions:
+            signature_of(each.path).check_rows(items)
+        return [replace(item, task=task) for item in items]
+    return list(items)
 
 
 def workers_for(reward: RewardConfig, tasks: Collection[str]) -> int:
@@ -236,7 +288,8 @@ def workers_for(reward: RewardConfig, tasks: Collection[str]) -> int:
     """
     if reward.workers is not None:
         return reward.workers
-    if reward.function is None and not _worker_tasks(tasks):
+    own = reward.function is not None or reward.functions or any(map(is_own, tasks))
+    if not own and not _worker_tasks(tasks):
         return 0
     return min(MOST_WORKERS, max(1, len(os.sched_getaffinity(0)) // 2))
 

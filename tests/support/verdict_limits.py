@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from waiting import HANG_S
@@ -16,7 +16,7 @@ def limit_only(monkeypatch: pytest.MonkeyPatch, hangs: Callable[[Item], bool]) -
     """Workers keep a pool's limit for these items, and one that only a hang reaches for all others."""
     ask = Worker.ask
 
-    def patiently(worker: Worker, item: Item, seconds: float) -> Verdict:
-        return ask(worker, item, seconds if hangs(item) else HANG_S)
+    def patiently(worker: Worker, items: Sequence[Item], seconds: float, whole: bool = False) -> list[Verdict]:
+        return ask(worker, items, seconds if any(map(hangs, items)) else HANG_S, whole)
 
     monkeypatch.setattr(Worker, "ask", patiently)

@@ -1,6 +1,6 @@
 """A pool of worker processes for verifiers that may hang, crash or eat memory: the driver's side.
 
-The driver makes workers (`worker.py` is their side), asks them for verdicts and ends them. The limit on an item's time
+The driver makes workers (`worker.py` is their side), asks them for verdicts and ends them. The limit on a call's time
 is the driver's: it kills the worker with everything that it has started, and puts a new one in its place. Nothing
 depends on a signal's handler, which never runs while C code does (sympy's, a regular expression's), and which cannot be
 set outside of the main thread.
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ from queue import SimpleQueue
 from megasharp.common import signals
 from megasharp.common.errors import RunFailed, UserError
 from megasharp.common.records import Outcome, Verdict
-from megasharp.tasks.judge import Item
-from megasharp.tasks.sandbox.worker import OUT_OF_MEMORY, MakeVerifiers, PeerGone, decode, receive, send
+from megasharp.tasks.judge import Item, ItemVerifier, batches
+from megasharp.tasks.sandbox.worker import CLOSES, OUT_OF_MEMORY, MakeVerifiers, PeerGone, decode, receive, send
 
-# Importing takes seconds, on a busy machine many.
+# Importing takes seconds, on a busy machine many; and a user's reward may load a model.
 _START_S = 300.0
 _ORDER_S = 30.0
 _END_S = 10.0
@@ -47,16 +47,34 @@ class Worker:
         self.number = number
         self._zygote = zygote
         self._peer = peer
+        self._hello: bytes | None = None
 
-    def ask(self, item: Item, seconds: float) -> Verdict:
-        """Return its verdict. Raises TimeoutError where there is none in `seconds`, and PeerGone where it ends."""
+    def wait(self, seconds: float) -> None:
+        """Wait until it is set up. Raises TimeoutError where it is not in `seconds`, and PeerGone where it ends."""
+        if self._hello is None:
+            self._hello = receive(self._peer, time.monotonic() + seconds)
+
+    def ask(self, items: Sequence[Item], seconds: float, whole: bool = False) -> list[Verdict]:
+        """Return verdicts of one task's items, which travel `whole`, or as a text and an answer each.
+
+        Raises TimeoutError where there are none in `seconds`, and PeerGone where it ends.
+        """
         deadline = time.monotonic() + seconds
-        message = pickle.dumps((item.task, item.text, item.answer), protocol=pickle.HIGHEST_PROTOCOL)
-        send(self._peer, message, deadline)
+        parts = [
+            (each.text, each.answer, each.prompt, each.turns, each.row, each.tokens)
+            if whole
+            else (each.text, each.answer)
+            for each in items
+        ]
+        send(self._peer, pickle.dumps((items[0].task, parts), protocol=pickle.HIGHEST_PROTOCOL), deadline)
         return decode(receive(self._peer, deadline))
 
     def close(self) -> None:
-        """Close the socket, by which an idle worker ends."""
+        """Close the socket, by which an idle worker ends; one that has something to close has time for that."""
+        if self._hello == CLOSES:
+            with suppress(OSError, PeerGone, TimeoutError):
+                self._peer.shutdown(socket.SHUT_WR)
+                receive(self._peer, time.monotonic() + _END_S)
         self._peer.close()
 
     def end(self) -> int | None:
@@ -183,8 +201,10 @@ class VerifierPool:
     """A `Judge` with `workers` processes; `make` gives the verifiers, in a process of its own.
 
     An item has `timeout_s` seconds of wall time, after which it is TIMEOUT. One whose worker dies is judged once more
-    by a new one, and is INFRA when that dies too. Both are failures, of the verifier or of this machine. `memory_mb` is
-    what a worker may take beyond what it starts with. Workers end with this process however it ends.
+    by a new one, and is INFRA when that dies too. Both are failures, of the verifier or of this machine. Verifiers of
+    whole items are in `own` too, by task: the items of a call share their seconds, and where it takes too long or its
+    worker dies, each is judged alone. `memory_mb` is what a worker may take beyond what it is set up with. Workers end
+    with this process however it ends.
 
     Raises UserError where the verifiers cannot be made, RunFailed where their process is killed.
     """
@@ -196,11 +216,14 @@ class VerifierPool:
         workers: int,
         timeout_s: float,
         *,
+        own: Mapping[str, ItemVerifier] | None = None,
         memory_mb: int = MEMORY_MB,
         log: Path | None = None,
     ) -> None:
         assert workers > 0
         self._tasks = tasks
+        self._workers = workers
+        self._own = own or {}
         self._timeout_s = timeout_s
         self._memory_mb = memory_mb
         self._make_zygote: Callable[[], Zygote] = lambda: Zygote(make, memory_mb, log)
@@ -231,9 +254,10 @@ class VerifierPool:
 
     def verdicts(self, items: Sequence[Item]) -> list[Verdict]:
         """One for each item, in order; safe to call from several threads."""
-        futures = [self._threads.submit(self._judge, item) for item in items]
+        share = -(-len(items) // self._workers)
+        futures = [self._threads.submit(self._judge, batch) for batch in batches(items, self._own, share)]
         try:
-            return [future.result() for future in futures]
+            return [verdict for future in futures for verdict in future.result()]
         finally:
             for future in futures:
                 future.cancel()
@@ -243,6 +267,11 @@ class VerifierPool:
         with self._lock:
             self._closed = True
             zygote = self._zygote
+        # Those that judge nothing close what is theirs, while the process that they come from is there.
+        for worker in [self._idle.get_nowait() for _ in range(self._idle.qsize())]:
+            if worker is not None:
+                worker.close()
+            self._idle.put(None)
         zygote.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
         while not self._idle.empty():
@@ -250,29 +279,43 @@ class VerifierPool:
             if worker is not None:
                 worker.close()
 
-    def _judge(self, item: Item) -> Verdict:
+    def _judge(self, batch: list[Item]) -> list[Verdict]:
+        verdicts = self._asked(batch)
+        if verdicts is not None:
+            return verdicts
+        # One of them may be to blame; the others have what is theirs.
+        return [verdict for item in batch for verdict in self._asked([item]) or []]
+
+    def _asked(self, batch: list[Item]) -> list[Verdict] | None:
+        """Return a call's verdicts; None where one of several items took too long, or ended the worker."""
         worker = self._idle.get()
         ended: int | None = None
+        own = self._own.get(batch[0].task)
+        seconds = self._timeout_s * len(batch)
         try:
             for attempt in range(_TRIES):
+                late = f"not set up in {_START_S:g} s"
                 try:
                     worker = worker or self._new_worker()
-                    return worker.ask(item, self._timeout_s)
+                    worker.wait(_START_S)
+                    late = f"no verdict in {self._timeout_s:g} s"
+                    return worker.ask(batch, seconds, own is not None and own.reads_rows)
                 except TimeoutError:
                     _end(worker)
                     worker = None
                     self._count(killed=1)
                     # Not judged again: a verifier that hangs on an item hangs on it twice.
-                    late = f"no verdict in {self._timeout_s:g} s"
-                    return Verdict(Outcome.TIMEOUT, 0.0, detail=late, failure=late)
+                    return [Verdict(Outcome.TIMEOUT, 0.0, detail=late, failure=late)] if len(batch) == 1 else None
                 except PeerGone:
                     ended = _end(worker)
                     worker = None
                     if self._closed:
                         raise CancelledError from None
-                    self._count(died=1, retried=int(attempt + 1 < _TRIES))
+                    self._count(died=1, retried=len(batch) if attempt + 1 < _TRIES else 0)
+                    if len(batch) > 1:
+                        return None
             died = f"its worker process died {_TRIES} times: {self._in_words(ended)}"
-            return Verdict(Outcome.INFRA, 0.0, detail=died, failure=died)
+            return [Verdict(Outcome.INFRA, 0.0, detail=died, failure=died)]
         finally:
             self._idle.put(worker)
 

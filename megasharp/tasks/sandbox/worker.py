@@ -6,7 +6,8 @@ workers too, with whatever they started: only their parent knows that a process 
 it (it is their subreaper). It ends when the driver's end of its socket closes, however that happens, and the kernel
 ends the workers with it.
 
-A worker judges one item after the other until its socket closes. Its verdicts are JSON: a verifier may have changed
+A worker sets up what a user's own reward needs, says so, and judges one call's items after the other's until its socket
+closes. Its verdicts are JSON: a verifier may have changed
 its process into anything, so the driver unpickles nothing of it.
 
 A message is a length and then so many bytes, sent and received whole, or not at all, before a deadline. The deadline
@@ -25,14 +26,14 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from megasharp.common.errors import one_line
 from megasharp.common.parent_death import end_with_parent
-from megasharp.common.records import Outcome, TaskAnswer, Verdict
-from megasharp.tasks.judge import Verifier, verify
+from megasharp.common.records import Outcome, Verdict
+from megasharp.tasks.judge import Item, ItemVerifier, Verifiers, verdicts_of
 
 _LENGTH = struct.Struct("!Q")
 _PIECE = 1 << 20
@@ -89,50 +90,53 @@ def _limit(peer: socket.socket, deadline: float | None) -> None:
 _MEGABYTE = 2**20
 # A worker that has met its memory limit is in no state to go on.
 OUT_OF_MEMORY = 9
+# A worker's first message, where it has something to close at its end.
+CLOSES = b"closes"
 
 
-def work(peer: socket.socket, verifiers: Mapping[str, Verifier], memory_mb: int, parent: int) -> None:
+def work(peer: socket.socket, verifiers: Verifiers, memory_mb: int, parent: int) -> None:
     """Judge items until the driver closes its end; `memory_mb` is the limit beyond what the process starts with.
 
     A worker has a process of its own, which ends with it.
     """
     os.setsid()
     end_with_parent(parent)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    own = [each for each in verifiers.values() if isinstance(each, ItemVerifier)]
+    for each in own:
+        # It fails again when it is called, where its error is a verdict.
+        with suppress(BaseException):
+            each.set_up()
     # Address space is what can be limited, and torch alone maps gigabytes of it that it never touches.
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     most = pages * resource.getpagesize() + memory_mb * _MEGABYTE
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    while True:
-        try:
-            task, text, answer = pickle.loads(receive(peer))
-            send(peer, encode(_verdict(verifiers[task], text, answer)))
-        except PeerGone:
-            return
-        except MemoryError:
-            os._exit(OUT_OF_MEMORY)
+    try:
+        send(peer, CLOSES if own else b"")
+        while True:
+            order = pickle.loads(receive(peer))
+            task, items = order[0], [Item(order[0], *parts) for parts in order[1]]
+            send(peer, encode(verdicts_of(verifiers[task], items, (MemoryError,))))
+    except PeerGone:
+        for each in own:
+            each.close()
+    except MemoryError:
+        os._exit(OUT_OF_MEMORY)
 
 
-def _verdict(verifier: Verifier, text: str, answer: TaskAnswer) -> Verdict:
-    def unless_out_of_memory(text: str, answer: TaskAnswer) -> Verdict:
-        try:
-            return verifier(text, answer)
-        except MemoryError:
-            os._exit(OUT_OF_MEMORY)
-
-    return verify(unless_out_of_memory, text, answer)
-
-
-def encode(verdict: Verdict) -> bytes:
-    """Write a verdict as a message."""
-    fields = [verdict.outcome.value, verdict.reward, verdict.canonical_answer, verdict.detail, verdict.failure]
-    return json.dumps(fields).encode()
+def encode(verdicts: Sequence[Verdict]) -> bytes:
+    """Write verdicts as a message."""
+    return json.dumps(
+        [
+            [each.outcome.value, each.reward, each.canonical_answer, each.detail, each.failure, dict(each.parts)]
+            for each in verdicts
+        ]
+    ).encode()
 
 
-def decode(message: bytes) -> Verdict:
-    """Read a verdict from a message."""
-    outcome, reward, canonical, detail, failure = json.loads(message)
-    return Verdict(Outcome(outcome), reward, canonical, detail, failure)
+def decode(message: bytes) -> list[Verdict]:
+    """Read verdicts from a message."""
+    return [Verdict(Outcome(outcome), *others) for outcome, *others in json.loads(message)]
 
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -141,7 +145,7 @@ _LOOK_S = 0.002
 # The pause between two searches for orphans, left by programs of a worker that lives on.
 _SWEEP_S = 0.2
 
-MakeVerifiers = Callable[[], Mapping[str, Verifier]]
+MakeVerifiers = Callable[[], Verifiers]
 
 
 def main(descriptor: int) -> None:
@@ -165,7 +169,7 @@ def main(descriptor: int) -> None:
 class _Zygote:
     """Answers the driver: `fork` with a socket gives a worker's number, `kill` and its number ends it."""
 
-    def __init__(self, driver: socket.socket, verifiers: Mapping[str, Verifier], memory_mb: int) -> None:
+    def __init__(self, driver: socket.socket, verifiers: Verifiers, memory_mb: int) -> None:
         self._driver = driver
         self._verifiers = verifiers
         self._memory_mb = memory_mb

@@ -86,7 +86,7 @@ def check(config: RunConfig, where: str, begun: bool = False) -> ResolvedRun:
     tokenizer = load_tokenizer(model.description).with_bos(config.data.bos)
     if not begun:
         check_words(config.data, tokenizer, where)
-    items = training_items(training_problems(config.data, where), config.reward)
+    items = training_items(training_problems(config.data, where), config.reward, where)
     prompts = tokenize_prompts(items, tokenizer)
     config, clauses = derived(config, architecture, prompts.lengths)
     recipes = build_recipes(config, where)

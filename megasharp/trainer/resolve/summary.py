@@ -11,7 +11,7 @@ from megasharp.trainer.resolve.engine_settings import choose_transport
 from megasharp.trainer.resolve.prompts import prompt_differences, shown_prompt, trained_by, turn_end_note
 from megasharp.trainer.resolve.recipes import correction_notes
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
-from megasharp.trainer.reward_judge import TRIED_ROWS, judged_tasks, workers_for
+from megasharp.trainer.reward_judge import TRIED_ROWS, described, judged_tasks, own_rewards, workers_for
 
 
 def describe(resolved: ResolvedRun) -> str:
@@ -60,9 +60,11 @@ def _prompts(resolved: ResolvedRun) -> str:
 def _reward(resolved: ResolvedRun) -> list[str]:
     reward = resolved.config.reward
     workers = workers_for(reward, judged_tasks(resolved.config, resolved.suites))
-    where = f"{workers} worker process(es)" if workers else "this process"
-    tried = f"called on {TRIED_ROWS} rows before a run loads anything"
-    return [] if reward.function is None else [f"reward     {reward.function} in {where}, {tried}"]
+    where = f"in {workers} worker process(es)" if workers else "in this process"
+    items = [item for item, _ in resolved.prompts.prompts[:1]]
+    lines = [line for own in own_rewards(reward).values() for line in described(own, items)]
+    tried = f"           {where}, called on {TRIED_ROWS} rows before a run loads anything"
+    return [f"reward     {line}" for line in lines] + ([tried] if lines else [])
 
 
 def _adapters(resolved: ResolvedRun) -> list[str]:

@@ -12,11 +12,13 @@ from cases import each_case
 from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome, Verdict
 from megasharp.tasks.countdown import CountdownAnswer
-from megasharp.tasks.judge import verify
-from megasharp.tasks.own_reward import OwnReward, find_function
+from megasharp.tasks.judge import Item, TaskItem
+from megasharp.tasks.own_reward import OwnFunction, OwnReward
+from megasharp.tasks.reward_signature import signature_of
 from megasharp.tasks.sandbox.worker import decode, encode
 
 ANSWER = CountdownAnswer((1, 2), 3)
+ITEMS = [Item("own", "1+2", ANSWER)]
 MODULE = """
 from megasharp.common.records import Outcome, Verdict
 import numpy
@@ -113,12 +115,12 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_it_returns_is_a_verdict(name: str, expected: Verdict) -> None:
-    reward = OwnReward(f"own_rewards:{name}")
-    found = reward("1+2", ANSWER)
+    reward = OwnReward((OwnFunction(f"own_rewards:{name}"),))
+    (found,) = reward.verdicts(ITEMS)
     assert found == expected
     assert {type(found.outcome), type(found.reward)} == {Outcome, float}
-    assert decode(encode(found)) == expected, "it does not leave a worker as it is"
-    assert pickle.loads(pickle.dumps(reward))("1+2", ANSWER) == expected
+    assert decode(encode([found])) == [expected], "it does not leave a worker as it is"
+    assert pickle.loads(pickle.dumps(reward)).verdicts(ITEMS) == [expected]
 
 
 @each_case(
@@ -144,7 +146,7 @@ def test_what_it_returns_is_a_verdict(name: str, expected: Verdict) -> None:
     ],
 )
 def test_anything_else_is_raised(name: str, message: str) -> None:
-    verdict = verify(OwnReward(f"own_rewards:{name}"), "1+2", ANSWER)
+    (verdict,) = OwnReward((OwnFunction(f"own_rewards:{name}"),)).verdicts(ITEMS)
     kind, _, said = verdict.detail.partition(": ")
     assert verdict.outcome is Outcome.ERROR and verdict.failure.startswith(f"{kind} at ") and re.search(message, said)
 
@@ -156,22 +158,21 @@ def test_anything_else_is_raised(name: str, message: str) -> None:
         ("own_rewards:", "must be written package.module:function"),
         (":half", "must be written package.module:function"),
         ("own rewards:half", "must be written package.module:function"),
-        ("own_absent:half", r"cannot import own_absent \(ModuleNotFoundError: .*PYTHONPATH"),
+        ("own_absent:half", r"cannot import own_absent \(ModuleNotFoundError: .*beside the run file"),
         ("own_broken:half", r"cannot import own_broken \(ZeroDivisionError: division by zero\)"),
         ("own_rewards:absent", "own_rewards has no 'absent'; name one of its functions"),
-        ("own_rewards:number", "own_rewards:number is a int; name a function"),
-        ("own_rewards:later", "is asynchronous"),
+        ("own_rewards:number", "own_rewards:number is a int; name a function or a class"),
         ("own_rewards:of_one", r"cannot be called with \(text, answer\) \(too many positional arguments\)"),
         ("own_rewards:of_three", r"cannot be called with \(text, answer\) \(missing a required argument"),
         ("own_rewards:says_nothing", "says it returns NoneType; it must return a Verdict or a number"),
         ("own_rewards:says_text", "says it returns str; it must return a Verdict or a number"),
         ("own_rewards:takes_tokens", "takes text as list; it is given a str there"),
-        ("own_rewards:takes_text", "takes answer as str; it is given a TaskAnswer there"),
+        ("own_rewards:takes_text", "takes answer as str; it is given a CountdownAnswer there"),
         ("own_rewards:named", r"cannot be called with \(text, answer\)"),
     ],
 )
 def test_a_wrong_path_is_refused_in_one_line(path: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as refused:
-        find_function(path)
+        signature_of(path).check_rows([TaskItem("a", "own", "", ANSWER, "train.jsonl")])
     assert str(refused.value).startswith("reward.function: ")
     assert "\n" not in str(refused.value)
