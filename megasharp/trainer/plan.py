@@ -144,7 +144,7 @@ def ask(config: RunConfig, where: str, options: Options, *, fill: bool = True) -
     policy, notes = _network(config.model.path, where)
     if options.gpu is not None and config.policy.device == "auto":
         config = config.model_copy(update={"policy": config.policy.model_copy(update={"device": "cuda"})})
-    config, clauses = derived(config, policy.architecture, ())
+    config, clauses = derived(config, policy.architecture, (), options.gpu)
     notes += [f"not set: {clause}" for clause in clauses]
     recipes = build_recipes(config, where)
     needs = recipes.needs

@@ -51,9 +51,10 @@ def resumed_config(root: Path, tree: Tree, where: str, say: Say) -> RunConfig:
         stored["data"] = {key: value for key, value in stored["data"].items() if key not in _SOURCE}
         config = validate(RunConfig, merge(stored, _without_wishes(tree)), where)
         before, now = (dict(flat(parse_yaml(dump_yaml(each), where))) for each in (own, config))
-        kept = [
-            f"{key} {now.get(key)!r}" for key in sorted(now.keys() | before.keys()) if now.get(key) != before.get(key)
-        ]
+        # A stored file has every table that its recipe reads, a user's only those that are set.
+        tables = {name: table.model_dump(mode="json") for name, table in own.recipe.params().items()}
+        before = dict(flat({"recipe": tables})) | before
+        kept = [f"{key} {now[key]!r}" for key in sorted(now) if now[key] != before.get(key)]
         if kept:
             say(f"the run goes on with what it began with where {where} says nothing: {', '.join(kept)}")
         return config

@@ -25,10 +25,13 @@ _BUDGETS = (4, 2, 1)
 _FULL = 0.95
 
 
-def derived(config: RunConfig, architecture: Architecture, lengths: Sequence[int]) -> tuple[RunConfig, list[str]]:
+def derived(
+    config: RunConfig, architecture: Architecture, lengths: Sequence[int], gpu: str | None = None
+) -> tuple[RunConfig, list[str]]:
     """Return the configuration with a value for every key that it leaves open, and a clause for each one.
 
-    `lengths` are those of the prompts in tokens; empty where no prompt was read.
+    `lengths` are those of the prompts in tokens; empty where no prompt was read. `gpu` is the GPU to plan for, by its
+    name or its MiB; None: this machine's.
     """
     found: dict[str, dict[str, Any]] = {"model": {}, "data": {}, "policy": {}}
     clauses: list[str] = []
@@ -51,7 +54,7 @@ def derived(config: RunConfig, architecture: Architecture, lengths: Sequence[int
         take("data", "max_response_tokens", min(wanted, room), why)
     if config.policy.micro_batch_tokens is None:
         longest = prompt + max(found["data"].get("max_response_tokens", 0), data.largest_response)
-        take("policy", "micro_batch_tokens", *_micro_batch(_with(config, found), longest))
+        take("policy", "micro_batch_tokens", *_micro_batch(_with(config, found), longest, gpu))
     return _with(config, found), clauses
 
 
@@ -74,7 +77,7 @@ def _prompt_limit(lengths: Sequence[int], positions: int) -> tuple[int, str]:
     return rounded, why
 
 
-def _micro_batch(config: RunConfig, longest: int) -> tuple[int, str]:
+def _micro_batch(config: RunConfig, longest: int, gpu: str | None) -> tuple[int, str]:
     """Return the budget of a micro-batch: on GPUs the largest multiple of the longest sequence that the plan fits."""
     if device_of(config) == "cpu":
         return _MICRO_BATCH, "on the CPU"
@@ -83,13 +86,13 @@ def _micro_batch(config: RunConfig, longest: int) -> tuple[int, str]:
     from megasharp.planner.suggest import make_plan
     from megasharp.trainer.plan import Options, ask
 
-    memory = gpu_memory_mib()
-    gpu = str(memory) if memory else DEFAULT
-    name = f"a GPU of {memory} MiB" if memory else f"an {DEFAULT}, as this machine has no GPU"
+    memory = None if gpu else gpu_memory_mib()
+    gpu = gpu or (str(memory) if memory else DEFAULT)
+    name = f"a GPU of {gpu} MiB" if gpu.isdecimal() else f"a GPU like the {gpu}"
     for times in _BUDGETS:
         budget = -(-longest * times // 1024) * 1024
         sized = _with(config, {"policy": {"micro_batch_tokens": budget}})
         plan = make_plan(ask(sized, config.name, Options(nodes=config.cluster.nodes, gpu=gpu), fill=False).request)
         if plan.fullest <= _FULL * (plan.gpu_memory or 0):
-            return budget, f"{times} x the longest sequence of {longest} fits {name} by the plan"
+            return budget, f"by the plan {times} x the longest sequence of {longest} fits {name}"
     return budget, f"the longest sequence has {longest}; by the plan it does not fit {name}"

@@ -64,7 +64,7 @@ def test_on_a_gpu_a_micro_batch_is_as_large_as_the_plan_fits() -> None:
     longest = 208 + 4_096
     assert config.model.dtype == "bfloat16"
     assert longest <= config.policy.micro_batch_tokens <= 4 * longest + 1_024
-    assert "fits a GPU of 81559 MiB by the plan" in clauses[-1]
+    assert "sequence of 4304 fits a GPU of 81559 MiB" in clauses[-1]
     assert "does not fit a GPU of 81559 MiB" in found["qwen3-8b"][1][-1]
 
 
