@@ -10,6 +10,9 @@ from typing import Any
 
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.architecture import Architecture
+from megasharp.planner.memory import ANNOTATION, TRAINING
+from megasharp.planner.records import DEFAULT
+from megasharp.planner.suggest import make_plan
 from megasharp.tasks.problems import response_of, task_of
 from megasharp.trainer.resolve.devices import device_of, gpu_memory_mib
 
@@ -82,8 +85,6 @@ def _micro_batch(config: RunConfig, longest: int, gpu: str | None) -> tuple[int,
     if device_of(config) == "cpu":
         return _MICRO_BATCH, "on the CPU"
     # Imported here, because it imports this file.
-    from megasharp.planner.records import DEFAULT
-    from megasharp.planner.suggest import make_plan
     from megasharp.trainer.plan import Options, ask
 
     memory = None if gpu else gpu_memory_mib()
@@ -93,6 +94,8 @@ def _micro_batch(config: RunConfig, longest: int, gpu: str | None) -> tuple[int,
         budget = -(-longest * times // 1024) * 1024
         sized = _with(config, {"policy": {"micro_batch_tokens": budget}})
         plan = make_plan(ask(sized, config.name, Options(nodes=config.cluster.nodes, gpu=gpu), fill=False).request)
-        if plan.fullest <= _FULL * (plan.gpu_memory or 0):
+        # What engines take while they sample depends on other keys.
+        most = max(stage.totals.get(phase, 0) for stage in plan.stages for phase in (TRAINING, ANNOTATION))
+        if most <= _FULL * (plan.gpu_memory or 0):
             return budget, f"by the plan {times} x the longest sequence of {longest} fits {name}"
     return budget, f"the longest sequence has {longest}; by the plan it does not fit {name}"

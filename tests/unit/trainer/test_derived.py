@@ -81,3 +81,19 @@ def test_what_was_derived_is_printed_stored_and_kept(tmp_path: Path) -> None:
     assert sizes(kept) == ("float32", 20, 32, 8_192)
     open_ = {"model": {**tree["model"], "dtype": "auto"}, "data": {**tree["data"], "max_prompt_tokens": None}}
     assert resumed_config(tmp_path, {**tree, **open_}, "run.yaml", lambda line: None) == kept
+
+
+@pytest.mark.usefixtures("one_h100")
+def test_engines_that_fill_a_gpu_while_they_sample_take_no_room_from_micro_batches() -> None:
+    model = MODELS / "qwen2.5-7b"
+    tree = {
+        "name": "r",
+        "steps": 2,
+        "model": {"path": str(model)},
+        "data": {"set": "gsm8k"},
+        "policy": {"dp": 2, "tp": 4},
+        "rollout": {"engine": "sglang", "engines": 8},
+        "cluster": {"backend": "ray", "gpus_per_node": 8},
+    }
+    config = validate(RunConfig, tree, "run.yaml")
+    assert derived(config, read_config(model)[2], [1_000])[0].policy.micro_batch_tokens == 4 * 5 * 1024
