@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.section import Section
+from megasharp.config.synonyms import other_name
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # Parent of `configs` and the quickstart: a folder of the package in a wheel (setup.py), else the repository.
@@ -164,7 +165,8 @@ def validate(schema: type[SectionT], tree: Tree, where: str) -> SectionT:
         more = f" (and {others} more)" if others > 0 else ""
         reason = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
-            reason = f"unknown key{_nearest(schema, first['loc'])}"
+            keys = [known for known, _ in described_keys(schema)]
+            reason = f"unknown key{other_name(key, first['input'], keys) or _nearest(schema, first['loc'])}"
         elif first["type"] == "missing":
             reason = "this key is required"
         else:
@@ -226,6 +228,14 @@ def tables_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [table for one in get_args(annotation) for table in tables_in(one)]
+
+
+def described_keys(table: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, tuple[type[BaseModel], str]]]:
+    """Yield every key of `table` and of the tables below it, by dotted path, with its table and its name there."""
+    for name, field in table.model_fields.items():
+        yield f"{prefix}{name}", (table, name)
+        for inner in tables_in(field.annotation):
+            yield from described_keys(inner, f"{prefix}{name}.")
 
 
 def dump_yaml(section: Section) -> str:

@@ -13,8 +13,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from megasharp.common.errors import UserError
-from megasharp.config.core import tables_in
+from megasharp.config.core import described_keys, tables_in
 from megasharp.config.run_config import RunConfig
+from megasharp.config.synonyms import other_name
 
 HEAD = "# Every key of a run file with its default; `megasharp config KEY` says what one does."
 WIDTH = 80
@@ -47,10 +48,9 @@ def describe_key(key: str) -> str:
     """
     keys = dict(described_keys(RunConfig))
     if key not in keys:
-        last = [each for each in keys if each.endswith(f".{key}")]
-        close = " or ".join(last or get_close_matches(key, keys, 1))
-        hint = f"nearest is {close}" if close else "`megasharp config` prints all"
-        raise UserError(f"config: no key is called {key!r}; {hint}")
+        close = get_close_matches(key, keys, 1)
+        nearest = f"; nearest is {close[0]}" if close and "." in key else other_name(key, None, keys)
+        raise UserError(f"config: no key is called {key!r}{nearest or '; `megasharp config` prints all'}")
     table, name = keys[key]
     field = table.model_fields[name]
     facts = [f"  type     {_type(table.model_json_schema()['properties'][name])}"]
@@ -77,14 +77,6 @@ def editor_schema() -> dict[str, Any]:
     }
     schema["properties"] = {"include": include, **schema["properties"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-def described_keys(table: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, tuple[type[BaseModel], str]]]:
-    """Yield every key of `table` and of the tables below it, by dotted path, with its table and its name there."""
-    for name, field in table.model_fields.items():
-        yield f"{prefix}{name}", (table, name)
-        for inner in tables_in(field.annotation):
-            yield from described_keys(inner, f"{prefix}{name}.")
 
 
 def _tree(table: type[BaseModel], indent: str = "") -> Iterator[str]:

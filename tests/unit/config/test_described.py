@@ -13,8 +13,8 @@ from megasharp.algos import METHODS
 from megasharp.cli.main import app
 from megasharp.common.errors import UserError
 from megasharp.common.section import Section
-from megasharp.config.core import parse_yaml, validate
-from megasharp.config.key_texts import config_text, described_keys, editor_schema
+from megasharp.config.core import described_keys, parse_yaml, validate
+from megasharp.config.key_texts import config_text, editor_schema
 from megasharp.config.run_config import RunConfig
 from megasharp.evals.groups import SuiteGroup
 from megasharp.evals.suites import SuiteFile
@@ -85,7 +85,7 @@ def test_one_key_is_told_with_type_default_and_text(key: str, lines: tuple[str, 
     ("key", "message"),
     [
         ("polcy.tp", "config: no key is called 'polcy.tp'; nearest is policy.tp"),
-        ("tp", "config: no key is called 'tp'; nearest is policy.tp or rollout.tp"),
+        ("tp", "config: no key is called 'tp'; its full name is policy.tp or rollout.tp"),
         ("§", "config: no key is called '§'; `megasharp config` prints all"),
     ],
 )
