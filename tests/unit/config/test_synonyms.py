@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from cases import each_case
 
@@ -11,6 +13,7 @@ from megasharp.config.run_config import RunConfig
 from megasharp.config.synonyms import NAMES, rows
 
 KEYS = {key for key, _ in described_keys(RunConfig)}
+PAGE = Path(__file__).parents[3] / "docs" / "coming-from.md"
 RUN = {"name": "r", "steps": 1, "model": {"path": "m"}, "data": {"task": "countdown", "path": "p"}}
 
 
@@ -55,3 +58,18 @@ def test_an_unknown_key_is_told_by_our_name(key: str, hint: str) -> None:
     with pytest.raises(UserError) as refused:
         validate(RunConfig, apply_overrides(RUN, [f"{key}=1"]), "run.yaml")
     assert f": unknown key{hint}" in str(refused.value) and "\n" not in str(refused.value)
+
+
+def table(name: str) -> str:
+    """The rows of a trainer's table with a counterpart, as the manual shows them."""
+    lines = (
+        f"| `{row.theirs}` | {', '.join(f'`{key}`' for key in row.ours)} | {row.text} |"
+        for row in rows(name)
+        if row.ours
+    )
+    return "\n".join(("| theirs | here | |", "|---|---|---|", *lines, ""))
+
+
+@each_case("name", [name for name in NAMES if name != "general"])
+def test_the_manual_shows_each_table(name: str) -> None:
+    assert table(name) in PAGE.read_text(encoding="utf-8"), f"docs/coming-from.md: put in\n{table(name)}"
