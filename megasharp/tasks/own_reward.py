@@ -148,6 +148,8 @@ class OwnReward(ItemVerifier):
             return failed(UnusableReward(f"returned None; {some}"))
         first = pairs[0][1]
         extra = {f"{each.label}/{key}": value for each, verdict in pairs for key, value in verdict.parts.items()}
+        if len(found) == 1 and self.functions[0].weight == 1.0:
+            return replace(first, parts=extra) if extra else first
         if len(found) == 1:
             return replace(first, reward=first.reward * self.functions[0].weight, parts=extra)
         total = sum(each.weight * verdict.reward for each, verdict in pairs)
