@@ -26,6 +26,8 @@ from megasharp.tasks.extraction import Fields, parse_object
 from megasharp.tasks.sets.data_set import Source
 
 _ON = {"", "0", "false", "no", "off"}
+# Its libraries ask for half a minute.
+_PATIENCE_S = 10.0
 
 
 def hub_rows(source: Source) -> Iterator[tuple[str, Fields]]:
@@ -34,12 +36,41 @@ def hub_rows(source: Source) -> Iterator[tuple[str, Fields]]:
     Raises UserError, which says how to go on without the hub, where they cannot be had.
     """
     if not _off():
-        note(f"data set {source.hub} is fetched from the hub where the cache does not have it")
+        _ask(source)
     if source.files:
         rows = (row for name in source.files for row in rows_of_file(_fetched(source, name)))
         yield from rows
         return
     yield from _table(source)
+
+
+def _ask(source: Source) -> None:
+    """Ask the hub for a set. Where it does not answer at once, which its libraries wait long for, the cache is read.
+
+    Raises UserError where it answers that there is no such set for this user.
+    """
+    import datasets
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+
+    if constants.HF_HUB_OFFLINE:
+        return
+    try:
+        HfApi().dataset_info(source.hub, revision=source.revision, timeout=_PATIENCE_S)
+        note(f"data set {source.hub} is fetched from the hub where the cache does not have it")
+    except GatedRepoError as error:
+        raise UserError(f"data set {source.hub} is gated: accept its terms on the hub, then set HF_TOKEN") from error
+    except RevisionNotFoundError as error:
+        raise UserError(f"data set {source.hub} has no revision {source.revision!r} on the hub") from error
+    except RepositoryNotFoundError as error:
+        raise UserError(
+            f"{source.hub}: no such file or folder here, and no such data set on the hub; a private one needs HF_TOKEN"
+        ) from error
+    except HfHubHTTPError as error:
+        raise _not_had(source, error) from error
+    except Exception as error:  # the library raises many kinds
+        note(f"the hub does not answer ({one_line(error)[:200]}); its cache is read for data set {source.hub}")
+        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
 
 
 def _table(source: Source) -> Iterator[tuple[str, Fields]]:
@@ -50,11 +81,13 @@ def _table(source: Source) -> Iterator[tuple[str, Fields]]:
         try:
             table = load_dataset(source.hub, source.config, split=source.split, revision=source.revision)
         except ValueError as error:
-            usual = [name for name in _USUAL_CONFIGS if f"'{name}'" in str(error)]
+            usual = [name for name in _USUAL_CONFIGS if re.search(rf"\b{name}\b", str(error))]
             if source.config is not None or "onfig" not in str(error) or not usual:
                 raise
             note(f"data set {source.hub}: its configuration {usual[0]!r} is read; data.name names another")
             table = load_dataset(source.hub, usual[0], split=source.split, revision=source.revision)
+    except ValueError as error:
+        raise UserError(f"data set {source.hub}: {one_line(error)[:300]} (data.split, data.name)") from error
     except Exception as error:  # the library raises many kinds, and all mean the same to the user
         raise _not_had(source, error) from error
     where = "/".join(filter(None, (source.hub, source.config, source.split)))
@@ -123,13 +156,15 @@ def _fetched(source: Source, name: str) -> Path:
 
 
 def _not_had(source: Source, error: Exception) -> UserError:
-    off = _off()
-    cache = os.environ.get("HF_HOME", "~/.cache/huggingface")
-    state = (
-        f"is not in the cache (HF_HOME, {cache}) and the hub is off; HF_HUB_OFFLINE=0 in the environment fetches it"
-        if off
-        else f"could not be fetched ({one_line(error)[:200]})"
-    )
+    from huggingface_hub import constants
+
+    cached = f"is not in the cache (HF_HOME, {os.environ.get('HF_HOME', '~/.cache/huggingface')})"
+    if _off():
+        state = f"{cached} and the hub is off; HF_HUB_OFFLINE=0 in the environment fetches it"
+    elif constants.HF_HUB_OFFLINE:
+        state = f"{cached} and the hub does not answer"
+    else:
+        state = f"could not be fetched ({one_line(error)[:200]})"
     config = f" ({source.config})" if source.config else ""
     return UserError(
         f"data set {source.hub}{config} {state}; or give path: a parquet or JSON file, or folder, with its rows"

@@ -86,3 +86,55 @@ def test_what_was_fetched_once_is_there_without_the_hub(repositories: Path, tmp_
     assert again.returncode == 0, again.stderr[-2000:]
     assert again.stdout.splitlines()[-3:] == fetched.stdout.splitlines()[-3:]
     assert SETS["gsm8k"].parts[0].source.revision
+
+
+OWN = """
+import json, sys
+from pathlib import Path
+from megasharp.common.errors import UserError
+from megasharp.tasks.sets.row_sources import own_rows
+for name, split, config, revision in json.loads(sys.argv[1]):
+    try:
+        print(json.dumps([fields["question"] for _, fields in own_rows(Path(name), split, config, revision)]))
+    except UserError as error:
+        print(json.dumps(str(error)))
+"""
+
+
+def test_own_rows_come_from_the_hub_by_their_id(repositories: Path, tmp_path: Path) -> None:
+    """Of several configurations main is meant; a hub that does not answer leaves what was fetched before."""
+    asked = [
+        ("openai/gsm8k", None, None, None),
+        ("openai/gsm8k", "test", "main", None),
+        ("openai/gsm8k", None, "socratic", None),
+        ("openai/gsm8k", "dev", "main", None),
+        ("openai/gsm8k", None, "mian", None),
+        ("openai/gsm9k", None, None, None),
+    ]
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+
+    def answers(address: str) -> list[object]:
+        done = subprocess.run(
+            [sys.executable, "-c", OWN, json.dumps(asked)],
+            env={**environment, "HF_ENDPOINT": address}, capture_output=True, text=True, check=True, timeout=HANG_S,
+        )  # fmt: skip
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    with small_hub(repositories) as address:
+        train, test, socratic, *errors = answers(address)
+    questions = [json.loads(line)["question"] for line in (FILES / "gsm8k.jsonl").read_text().splitlines()]
+    assert (train, test, socratic) == (questions[:7], questions[7:], questions[:1])
+    for error, said in zip(
+        errors,
+        (
+            """data set openai/gsm8k: Unknown split "dev". Should be one of ['train', 'test']. (data.split""",
+            "data set openai/gsm8k: BuilderConfig 'mian' not found. Available: ['main', 'socratic'] (data.split",
+            "openai/gsm9k: no such file or folder here, and no such data set on the hub",
+        ),
+        strict=True,
+    ):
+        assert str(error).startswith(said)
+    # The discard port: nothing listens.
+    *again, _, _, error = answers("http://127.0.0.1:9")
+    assert again == [train, test, socratic]
+    assert "openai/gsm9k is not in the cache" in str(error) and "the hub does not answer" in str(error)
