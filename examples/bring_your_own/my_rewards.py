@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 
 
-def correct(completions: list[list[dict[str, str]]], answer: list[int], **columns: object) -> list[float]:
+def correct(completions: list[str], answer: list[int], **columns: object) -> list[float]:
     """1 for the right number and nothing else; else half of the share of characters that are digits.
 
-    The second part is there for models that know nothing: it is what they can climb in 20 steps. As in TRL, the
-    completion of a model with a chat template is a list of one message.
+    The second part is there for models that know nothing: it is what they can climb in 20 steps.
     """
-    texts = [said[0]["content"] for said in completions]
     return [
         1.0 if text.strip() == str(right) else 0.5 * len(re.findall("[0-9]", text)) / max(len(text), 1)
-        for text, right in zip(texts, answer, strict=True)
+        for text, right in zip(completions, answer, strict=True)
     ]

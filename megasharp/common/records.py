@@ -50,8 +50,8 @@ class TaskAnswer:
 class Prompt:
     """One problem, as the data stream hands it out.
 
-    `text` is the prompt as the model reads it, `turns` the messages (role, text) that a chat template made it of, `row`
-    all columns of the problem's row; both are for a user's own reward.
+    `text` is the prompt as the model reads it. For a user's own reward there are `row`, all columns of the problem's
+    row, and its prompt there: messages (role, text) in `turns`, or the text `question`, empty where it has none apart.
 
     Example: `Prompt("countdown-4-000017", "countdown", "3 5 7 8=24:", (6, 20, ...), CountdownAnswer((3, 5, 7, 8), 24),
     "train.jsonl", epoch=0, position=17)`.
@@ -67,6 +67,7 @@ class Prompt:
     position: int
     turns: tuple[tuple[str, str], ...] = ()
     row: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+    question: str = field(default="", compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

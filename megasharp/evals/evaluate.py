@@ -251,10 +251,8 @@ class _Source:
         sampled_tokens = [completion.tokens.tolist() for completion in completions]
         texts = [self.tokenizer.decode(tokens) for tokens in sampled_tokens]
         asked = [self.suite.items[problem] for problem in problems]
-        # A model without a chat template reads messages as a plain text.
-        chats = any(item.turns and self.tokenizer.chat(item.turns) is not None for item in asked[:1])
         items = [
-            Item(self.suite.task, text, item.answer, item.text, item.turns if chats else (), item.row, tokens)
+            Item(self.suite.task, text, item.answer, item.question or item.text, item.messages, item.row, tokens)
             for tokens, text, item in zip(sampled_tokens, texts, asked, strict=True)
         ]
         verdicts = judged(self.judge, completions, items)

@@ -236,7 +236,7 @@ class GroupMaker:
         tokens = [completion.tokens.tolist() for _, completion in flat]
         texts = self.decode(tokens)
         items = [
-            Item(prompt.task, text, prompt.answer, prompt.text, prompt.turns, prompt.row, its_tokens)
+            Item(prompt.task, text, prompt.answer, prompt.question or prompt.text, prompt.turns, prompt.row, its_tokens)
             for (prompt, _), text, its_tokens in zip(flat, texts, tokens, strict=True)
         ]
         verdicts = judged(self.judge, [completion for _, completion in flat], items)

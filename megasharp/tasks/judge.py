@@ -42,6 +42,11 @@ class TaskItem:
     question: str = ""
     row: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
+    @property
+    def messages(self) -> tuple[tuple[str, str], ...]:
+        """The messages of a row whose prompt is a list of them; none where it is a text, whatever the model reads."""
+        return () if self.question else self.turns
+
 
 def digest_of(items: Sequence[TaskItem]) -> str:
     """Return the SHA-256 of problems in their order: ids, texts, answers and messages."""

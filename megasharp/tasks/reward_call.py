@@ -56,7 +56,7 @@ class Running:
     def several(self, items: Sequence[Item]) -> Any:
         """Return what it returns for a batch, by TRL's convention; of an `async def`, a coroutine.
 
-        Where a chat template made the prompt, prompt and completion are lists of messages, else texts.
+        Where the row's prompt is a list of messages, prompt and completion are such lists, else texts.
         """
         signature = self.signature
         given: dict[str, list[Any]] = {

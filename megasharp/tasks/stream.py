@@ -49,17 +49,8 @@ def read_prompt(item: TaskItem, tokenizer: ChatEncoder) -> ReadPrompt:
     written = tokenizer.chat(item.turns) if item.turns else None
     if written is not None:
         return ReadPrompt(written, tokenizer.encode(written))
-    text = _as_text(item.turns) if item.turns else item.text
+    text = "\n\n".join(text for _, text in item.turns) if item.turns else item.text
     return ReadPrompt(text, tokenizer.plain(text))
-
-
-def _as_text(turns: Turns) -> str:
-    return "\n\n".join(text for _, text in turns)
-
-
-def messages_of(item: TaskItem) -> tuple[tuple[str, str], ...]:
-    """Return the messages of a problem, as `tokenize_prompts` has read it; none where the model reads a plain text."""
-    return () if item.text == _as_text(item.turns) else item.turns
 
 
 def sampled(items: Sequence[TaskItem], limit: int | None, seed: int) -> list[TaskItem]:
@@ -196,8 +187,19 @@ class PromptStream:
 
     def _prompt(self, place: DataCursor, order: Sequence[int]) -> Prompt:
         item, tokens = self._items[order[place.position]]
-        at = (place.epoch, place.position)
-        return Prompt(item.id, item.task, item.text, tokens, item.answer, item.source, *at, messages_of(item), item.row)
+        return Prompt(
+            item.id,
+            item.task,
+            item.text,
+            tokens,
+            item.answer,
+            item.source,
+            place.epoch,
+            place.position,
+            turns=item.messages,
+            row=item.row,
+            question=item.question,
+        )
 
     def _order_of(self, epoch: int) -> list[int]:
         """The order of an epoch that pending prompts are of: a large file takes a second to shuffle."""

@@ -28,7 +28,6 @@ from megasharp.tasks.reward_import import look_beside
 from megasharp.tasks.reward_signature import Style, signature_of
 from megasharp.tasks.sandbox.bubblewrap import RISK, open_sandbox
 from megasharp.tasks.sandbox.pool import PoolCounts, VerifierPool, how_ended
-from megasharp.tasks.stream import messages_of
 from megasharp.tasks.table import make_verifiers, rows_of
 
 MOST_WORKERS = 4
@@ -98,7 +97,9 @@ class RewardJudge:
         Raises UserError where it gives no reward for one of them, RunFailed where something killed its process.
         """
         asked = [(row, text) for row in rows if row.task in self._own for text in made_up_responses(row.answer)]
-        items = [Item(row.task, text, row.answer, row.text, messages_of(row), row.row) for row, text in asked]
+        items = [
+            Item(row.task, text, row.answer, row.question or row.text, row.messages, row.row) for row, text in asked
+        ]
         # What takes several in a call has several here. Others one after the other: all that hang would take as long
         # as the first one each.
         batched = [each for each in items if self._own[each.task].batch > 1]
@@ -114,7 +115,7 @@ class RewardJudge:
     def _refuse(self, row: TaskItem, text: str, verdict: Verdict) -> None:
         where = f"more in {self._log}" if self._log else "more above"
         paths = [each.path for each in self._own[row.task].functions]
-        lists = messages_of(row) and any(signature_of(path).style is Style.TRL for path in paths)
+        lists = row.messages and any(signature_of(path).style is Style.TRL for path in paths)
         hint = "; completions are lists of messages here, as the prompt is one" if lists else ""
         line = (
             f"reward.function: {', '.join(paths)} gives no reward for row {row.id} of {row.source} and the "

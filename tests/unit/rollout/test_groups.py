@@ -24,7 +24,7 @@ def tokenizer() -> TextTokenizer:
     backend = Tokenizer(models.BPE({sign: number for number, sign in enumerate(signs)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    return TextTokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), (), 0, len(signs))
+    return TextTokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), (), 0, len(signs), None, frozenset())
 
 
 def verified(tokenizer: TextTokenizer, tokens: tuple[int, ...]) -> Response:
