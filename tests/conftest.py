@@ -19,6 +19,8 @@ sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 from cpu_seconds import cpu_seconds
 
+# Tests of the hub start one of their own, on loopback.
+os.environ["HF_HUB_OFFLINE"] = "1"
 # Workers have it from the process that started them, and another command line.
 if "PYTEST_XDIST_WORKER" not in os.environ and not any("tests/gpu" in argument for argument in sys.argv):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -75,8 +75,12 @@ class MemoryParams(Section):
 
     path: str = Field(
         default="examples/quickstart/memory",
-        description="Folder of the memory network's starting weights, in any form that model.path takes, with the "
-        "policy's vocabulary. The default is the quickstart's; set your own for any other model.",
+        description="The memory network's starting weights, in any form that model.path takes, with the policy's "
+        "vocabulary. The default is the quickstart's; set your own for any other model.",
+    )
+    revision: str | None = Field(
+        default=None,
+        description="Branch, tag or commit of the model that path names on the hub. null: its main branch.",
     )
     start: Literal["pretrained", "cold"] = Field(
         default="pretrained",

@@ -8,6 +8,9 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from megasharp.common.control import ControlState
 from megasharp.common.errors import UserError, one_line
@@ -45,13 +48,19 @@ class Inputs(Section):
     """Digests of what a run reads and no checkpoint holds; empty where an older version did not record one.
 
     They are of its problems, its tokenizer with the tokens that end a response, the weights it began with, and by name
-    the problems of its evaluations' suites.
+    the problems of its evaluations' suites. `commits` are those of the models that came from the hub, by their keys.
     """
 
     problems: str = ""
     tokenizer: str = ""
     weights: str = ""
     suites: dict[str, str] = {}
+    commits: dict[str, str] = {}
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Only where there are some: releases that knew no hub read what they can continue.
+        return {key: value for key, value in write(self).items() if key != "commits" or value}
 
 
 class Manifest(Section):

@@ -21,14 +21,15 @@ def hf_to_megatron(
     pp: Annotated[int, typer.Option(help="Give each of this many pipeline stages files of its own.")] = 1,
     dtype: Annotated[str | None, typer.Option(help=f"Round the weights: {DTYPES}.")] = None,
 ) -> None:
-    """Hugging Face folder SOURCE to a Megatron checkpoint folder TARGET, loadable at any TP x PP.
+    """Hugging Face SOURCE, a folder or OWNER/NAME[@REVISION], to a Megatron checkpoint folder TARGET for any TP x PP.
 
     --tp and --pp are hints: a load at that layout reads only what it needs.
     """
+    from megasharp.config.hub import given_model
     from megasharp.learner.conversion import hf_to_megatron as run
 
     collect_as_usual()
-    run(source, target, tp=tp, pp=pp, dtype=dtype)
+    run(given_model(str(source)), target, tp=tp, pp=pp, dtype=dtype)
     typer.echo(f"wrote {target}")
 
 

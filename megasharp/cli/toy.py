@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,6 +51,11 @@ def run_study(name: str, options: Options, out: Path) -> list[Path]:
     if model is not None and not study.takes_model:
         takers = ", ".join(other.name for other in STUDIES.values() if other.takes_model)
         raise UserError(f"--model {model}: toy {name} measures no model; leave --model out (it is for {takers})")
+    if model is not None:
+        from megasharp.config.hub import given_model
+
+        model = given_model(str(model))
+        options = replace(options, model=model)
     if model is not None and not model.is_dir():
         raise UserError(f"--model {model}: no such folder; give a Hugging Face checkpoint folder")
     findings = study.run(options)

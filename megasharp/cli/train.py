@@ -44,6 +44,7 @@ def train(
     from megasharp.trainer.resolve.devices import leave_gpus_alone
     from megasharp.trainer.resolve.resolved_run import check
     from megasharp.trainer.resolve.summary import describe
+    from megasharp.trainer.resume import commits_of
     from megasharp.trainer.stored_config import resumed_config
 
     run = load_run(config, overrides or [])
@@ -51,7 +52,9 @@ def train(
     root = runs / run.name
     if resume:
         run = resumed_config(root, run_tree(config, overrides or []), str(config), note)
-    resolved = check(run, str(config), begun=resume and not holds_no_run(root))
+    begun = resume and not holds_no_run(root)
+    commits = commits_of(root, run) if begun else {}
+    resolved = check(run, str(config), begun, commits, weights=not dry_run)
     if dry_run:
         from megasharp.trainer.plan import limits_that_bite
 

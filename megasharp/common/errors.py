@@ -11,6 +11,10 @@ class UserError(Exception):
     exit_code = 2
 
 
+class NotAtHand(UserError):
+    """A model or a data set is neither on this machine nor to be had from the hub now."""
+
+
 class RunFailed(UserError):
     """A failure that another start may fix, such as engines that are lost or late; the message says what failed."""
 

@@ -50,8 +50,6 @@ def run_command(command: Callable[[], object]) -> None:
     """
     output.fill_closed()
     guard_streams()
-    # Models and data are folders on disk: no command may reach for a hub unless the user says so.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     # Their bars go back to the beginning of a line, which guarded streams write out.
     for library in ("HF_HUB", "HF_DATASETS"):
         os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")

@@ -20,11 +20,17 @@ Wanted = Literal["auto"] | bool
 
 
 class ModelConfig(Section):
-    """The folder that training starts from, of Hugging Face or Megatron, and the dtype of its weights in training."""
+    """The model that training starts from, a folder or one of the Hugging Face hub, and its dtype in training."""
 
     path: str = Field(
-        description="Folder of the model that training starts from: a Hugging Face folder, a Megatron folder made by "
-        "megasharp convert, or a checkpoint of a run. It also supplies the tokenizer and the first reference policy.",
+        description="Model that training starts from: a Hugging Face folder, a Megatron folder made by megasharp "
+        "convert, a checkpoint of a run, or, where there is no such folder, a model's id on the Hugging Face hub, such "
+        "as Qwen/Qwen2.5-0.5B. It also supplies the tokenizer and the first reference policy.",
+    )
+    revision: str | None = Field(
+        default=None,
+        description="Branch, tag or commit of the model that path names on the hub. A resumed run stays at the commit "
+        "that it began with. null: its main branch.",
     )
     dtype: DtypeName = Field(
         default="auto",

@@ -23,7 +23,8 @@ from megasharp.checkpoint.store import CheckpointStore
 from megasharp.common.errors import UserError
 from megasharp.common.files import Scratch, write_like
 from megasharp.common.formats import NewerFormat
-from megasharp.config.core import find, validate
+from megasharp.config.core import validate
+from megasharp.config.hub import model_place
 from megasharp.config.rollout import SyncConfig
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.hf_folder import HFReader
@@ -41,7 +42,9 @@ from megasharp.trainer.factories import make_engine
 from megasharp.trainer.resolve.derived import derived
 from megasharp.trainer.resolve.devices import check_names, gpus_here, limit_threads, sampling_device
 from megasharp.trainer.resolve.engine_settings import check_context, check_window, engines_on_a_node, fleet_settings
+from megasharp.trainer.resolve.models import MODEL_KEY
 from megasharp.trainer.resolve.prompts import asking_of, prompts_meant
+from megasharp.trainer.resume import commits_of
 from megasharp.weight_sync.push import FleetSync, make_transport
 
 # Stands for the name of the weights in the name of the folder that gets results.
@@ -240,7 +243,7 @@ def probe_run(name: str, runs: Path, suite: str | None, count: int, say: Callabl
     chosen = suite or next(iter(config.eval.suites), None)
     if chosen is None:
         raise UserError(f"{root}: the run evaluates on no suite; name one with --suite, whose problems are read")
-    base = find(config.model.path)
+    base = model_place(config.model.path, config.model.revision, commit=commits_of(root, config).get(MODEL_KEY))
     steps = complete_steps(root / "checkpoints")
     sources = {0: base} | {step: root / "checkpoints" / f"step_{step:06d}" for step in steps}
     longest = config.eval.max_response_tokens or config.data.largest_response

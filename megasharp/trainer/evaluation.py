@@ -19,6 +19,7 @@ from megasharp.common.files import held
 from megasharp.common.signals import SaveAsked, TimeIsUp, interruptible, save_heard
 from megasharp.config.core import validate
 from megasharp.config.data import RewardConfig
+from megasharp.config.hub import given_model
 from megasharp.config.run_config import load_run
 from megasharp.convert.model_folder import model_folder
 from megasharp.convert.record import weights_fingerprint
@@ -87,7 +88,7 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
         raise UserError(
             "say what to evaluate: a run, a checkpoint or a Hugging Face folder; or --compare A.json B.json"
         )
-    source = asked.source
+    source = given_model(str(asked.source))
     run = config_of(source)
     if asked.prompt is not None:
         asking = Asking(checked_name(asked.prompt), first=True)

@@ -22,6 +22,7 @@ from megasharp.algos.base import OldLogp
 from megasharp.common.errors import RunFailed, UserError
 from megasharp.common.records import as_dtype
 from megasharp.config.core import PRESETS, find
+from megasharp.config.hub import cached_model, is_hub_id, model_place
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import CONFIG_FILE, model_folder
@@ -141,7 +142,7 @@ def ask(config: RunConfig, where: str, options: Options, *, fill: bool = True) -
         NotFilled: the layout cannot fill them.
         UserError: a model is not known, or keys contradict.
     """
-    policy, notes = _network(config.model.path, where)
+    policy, notes = _network(config.model.path, config.model.revision, where)
     if options.gpu is not None and config.policy.device == "auto":
         config = config.model_copy(update={"policy": config.policy.model_copy(update={"device": "cuda"})})
     config, clauses = derived(config, policy.architecture, (), options.gpu)
@@ -151,7 +152,8 @@ def ask(config: RunConfig, where: str, options: Options, *, fill: bool = True) -
     _check_cut(config, policy)
     memory = None
     if needs.memory is not None:
-        memory, its_notes = _network(memory_path(needs.memory.network.path), where)
+        network = needs.memory.network
+        memory, its_notes = _network(memory_path(network.path), network.revision, where)
         notes += its_notes
         _check_cut(config, memory)
         if memory.architecture.vocab != policy.architecture.vocab:
@@ -182,11 +184,19 @@ def ask(config: RunConfig, where: str, options: Options, *, fill: bool = True) -
     return Asked(dataclasses.replace(request, memory_window=window), tuple(notes))
 
 
-def _network(path: str, where: str) -> tuple[Network, list[str]]:
-    """Read a model's sizes from its folder, or with a note from the shipped config of that name."""
+def _network(path: str, revision: str | None, where: str) -> tuple[Network, list[str]]:
+    """Read a model's sizes: of its folder or the hub's cache, else with a note of the shipped config of that name.
+
+    A model of the hub that neither has is asked for.
+    """
     folder, notes = model_folder(find(path)).description, []
+    shipped = SHIPPED_MODELS / Path(path).name.lower()
+    if not folder.exists() and is_hub_id(path):
+        folder = cached_model(path, revision) or folder
+        if not folder.exists() and not (shipped / CONFIG_FILE).is_file():
+            folder = model_place(path, revision, weights=False)
     if not (folder / CONFIG_FILE).is_file():
-        folder = SHIPPED_MODELS / Path(path).name.lower()
+        folder = shipped
         notes.append(f"{path} is not a folder here: its sizes are those of configs/model/{folder.name}")
     if not (folder / CONFIG_FILE).is_file():
         known = ", ".join(sorted(config.parent.name for config in SHIPPED_MODELS.glob(f"*/{CONFIG_FILE}")))

@@ -6,13 +6,15 @@ Changes that leave it the same experiment are named and allowed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from megasharp.checkpoint.manifest import Inputs
+from megasharp.checkpoint.manifest import Inputs, read_manifest
 from megasharp.checkpoint.recorded import complete_steps
 from megasharp.checkpoint.run_folder import holds_no_run, stored_config
 from megasharp.common.errors import UserError
 from megasharp.config.core import dump_yaml, flat, parse_yaml
+from megasharp.config.hub import hub_model
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.architecture import (
     ARGUMENTS_FILE,
@@ -25,6 +27,7 @@ from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import CONFIG_FILE
 from megasharp.convert.record import weights_fingerprint
 from megasharp.tasks.judge import digest_of
+from megasharp.trainer.resolve.models import MEMORY_KEY, MODEL_KEY
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
 from megasharp.trainer.stored_config import as_begun
 
@@ -97,12 +100,35 @@ def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = (), rem
 
 def inputs_of(resolved: ResolvedRun) -> Inputs:
     """Return digests of what the run reads and its checkpoints do not hold."""
+    models = {MODEL_KEY: resolved.model.path, **({MEMORY_KEY: resolved.memory.model.path} if resolved.memory else {})}
     return Inputs(
         problems=resolved.prompts.digest,
         tokenizer=resolved.tokenizer.digest(),
         weights=weights_fingerprint(resolved.model),
         suites={suite.name: digest_of(suite.items) for suite in resolved.suites},
+        commits={key: its[1] for key, folder in models.items() if (its := hub_model(folder)) is not None},
     )
+
+
+def commits_of(root: Path, config: RunConfig) -> dict[str, str]:
+    """Return the commits of the hub's models with which the run in `root` goes on; none where there is no checkpoint.
+
+    A model that the configuration changes, which `check_resume` judges, has none.
+    """
+    found = [root / "checkpoints" / f"step_{step:06d}" for step in complete_steps(root / "checkpoints")]
+    if not found:
+        return {}
+    # The newest may be damaged, and any of them has the same.
+    for folder in reversed(found):
+        with suppress(UserError):
+            commits = read_manifest(folder).inputs.commits
+            break
+    else:
+        return {}
+    before, now = (dict(flat(tree)) for tree in (stored_config(root), parse_yaml(dump_yaml(config), str(root))))
+    revisions = {key: key.removesuffix("path") + "revision" for key in commits}
+    same = [key for key in commits if all(before.get(each) == now.get(each) for each in (key, revisions[key]))]
+    return {key: commits[key] for key in same}
 
 
 def check_inputs(before: Inputs, now: Inputs, resolved: ResolvedRun, allowed: Sequence[str]) -> list[str]:

@@ -14,10 +14,12 @@ from megasharp.cluster.slurm.job import Job, Resources, Software, render, sbatch
 from megasharp.common.errors import UserError
 from megasharp.common.files import UMASK, write_for
 from megasharp.config.core import find
+from megasharp.config.hub import hub_is_off, is_hub_id, job_variables, model_place
 from megasharp.config.run_config import RunConfig, load_run
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import CONFIG_FILE, model_folder
 from megasharp.evals.groups import Settings, load_group, plan_suites
+from megasharp.evals.suites import load_suite
 from megasharp.planner.suggest import make_plan
 from megasharp.trainer.eval_source import CHECKPOINT, check_measurable
 from megasharp.trainer.plan import Options, ask
@@ -28,6 +30,8 @@ from megasharp.trainer.resolve.engine_settings import (
     cluster_layout,
     engines_on_a_node,
 )
+from megasharp.trainer.resolve.models import training_problems
+from megasharp.trainer.resolve.recipes import build_recipes
 
 # Megatron overlaps communication with computation in order only where the device has one queue (TP before Blackwell).
 _ON_GPUS = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
@@ -71,6 +75,7 @@ def submit_run(asked: Asked, *, dry_run: bool, say: Callable[[str], None]) -> No
     if dry_run:
         say(render(job).rstrip("\n"))
         return
+    _fetch_inputs(config, str(asked.file))
     sbatch_program()
     if holds_no_run(job.run) or (job.run / RUN_CONFIG).is_file():
         # sbatch hands the umask on to the job, whose own log Slurm makes.
@@ -78,6 +83,23 @@ def submit_run(asked: Asked, *, dry_run: bool, say: Callable[[str], None]) -> No
     number, log = submit(job)
     say(f"submitted job {number}: {job.resources.nodes} node(s), {job.resources.time}")
     say(f"log: {log}; of each attempt and node: {job.run / 'logs' / job.latest}/")
+
+
+def _fetch_inputs(config: RunConfig, where: str) -> None:
+    """Bring into the hub's cache what the job reads of it: compute nodes never reach for a network.
+
+    Raises UserError as `model_place`, and where a data set cannot be had.
+    """
+    if hub_is_off():
+        return
+    model_place(config.model.path, config.model.revision)
+    memory = build_recipes(config, where).needs.memory
+    if memory is not None:
+        model_place(memory.network.path, memory.network.revision)
+    if config.data.path is None or is_hub_id(config.data.path):
+        training_problems(config.data, where)
+    for suite in config.eval.suites:
+        load_suite(suite)
 
 
 def make_job(asked: Asked, config: RunConfig) -> Job:
@@ -115,7 +137,7 @@ def make_job(asked: Asked, config: RunConfig) -> Job:
         software=Software(python, asked.container, asked.mounts),
         restarts=asked.restarts,
         doctor=_doctor(asked) if (bool(gpus) if asked.doctor is None else asked.doctor) else (),
-        environment=_ON_GPUS if gpus else {},
+        environment={**(_ON_GPUS if gpus else {}), **({} if asked.container else job_variables())},
         umask=UMASK[config.log.readable_by],
     )
 

@@ -26,7 +26,7 @@ LIBRARIES = {
     "cluster/ray_runtime": {"torch", "ray", "numpy", "psutil"},
     "cluster/slurm": {"psutil", "pynvml", "torch"},
     "common": {"torch", "numpy", "pydantic", "transformers"},
-    "config": {"torch", "pydantic", "pydantic_core", "yaml"},
+    "config": {"torch", "pydantic", "pydantic_core", "yaml", "huggingface_hub"},
     "convert": {"torch", "transformers", "safetensors", "tokenizers", "pydantic"},
     "evals": {"torch", "numpy", "pydantic", "pandas", "pyarrow"},
     "jobs": set(),

@@ -1,7 +1,7 @@
 """Rows of a data set: from the hub or its cache, or from files on disk in the set's own schema.
 
-Commands keep the hub off (`HF_HUB_OFFLINE=1`, `megasharp/common/exit_codes.py`), so that a job on a node without a
-network fails at once and says so; `HF_HUB_OFFLINE=0` lets a set be fetched, once. Nothing else imports `datasets`.
+The hub is asked unless `HF_HUB_OFFLINE` is set, as in jobs, whose sets are in the cache before they begin. Nothing
+else imports `datasets`.
 
 Files are parquet, JSONL, JSON (a list of rows), the last two also as .gz, or CSV. A folder that the library's
 `save_to_disk` has written is read by it. Another folder, which may be a copy of a hub's
@@ -22,10 +22,10 @@ from pathlib import Path
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.exit_codes import note
+from megasharp.config.hub import hub_is_off
 from megasharp.tasks.extraction import Fields, parse_object
 from megasharp.tasks.sets.data_set import Source
 
-_ON = {"", "0", "false", "no", "off"}
 # Its libraries ask for half a minute.
 _PATIENCE_S = 10.0
 
@@ -35,7 +35,7 @@ def hub_rows(source: Source) -> Iterator[tuple[str, Fields]]:
 
     Raises UserError, which says how to go on without the hub, where they cannot be had.
     """
-    if not _off():
+    if not hub_is_off():
         _ask(source)
     if source.files:
         rows = (row for name in source.files for row in rows_of_file(_fetched(source, name)))
@@ -159,8 +159,8 @@ def _not_had(source: Source, error: Exception) -> UserError:
     from huggingface_hub import constants
 
     cached = f"is not in the cache (HF_HOME, {os.environ.get('HF_HOME', '~/.cache/huggingface')})"
-    if _off():
-        state = f"{cached} and the hub is off; HF_HUB_OFFLINE=0 in the environment fetches it"
+    if hub_is_off():
+        state = f"{cached} and the hub is off (HF_HUB_OFFLINE): unset it where there is a network"
     elif constants.HF_HUB_OFFLINE:
         state = f"{cached} and the hub does not answer"
     else:
@@ -169,10 +169,6 @@ def _not_had(source: Source, error: Exception) -> UserError:
     return UserError(
         f"data set {source.hub}{config} {state}; or give path: a parquet or JSON file, or folder, with its rows"
     )
-
-
-def _off() -> bool:
-    return os.environ.get("HF_HUB_OFFLINE", "").lower() not in _ON
 
 
 SUFFIXES = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz", ".csv")

@@ -1,4 +1,4 @@
-"""The inputs of a run: the folders of its models, checked before anything starts, and its training problems."""
+"""The inputs of a run: its models, checked before anything starts, and its training problems."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import note
 from megasharp.config.core import find
 from megasharp.config.data import DataConfig
+from megasharp.config.hub import hub_model, model_place
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.hf_folder import HFReader, check_tokenizer, read_config
 from megasharp.convert.lora import recorded_adapters
@@ -23,17 +24,25 @@ def training_problems(data: DataConfig, where: str) -> list[TaskItem]:
     return load_problems(data, find(data.path) if data.path is not None else None, prompt_of(data))
 
 
+# The keys by which a checkpoint records at which commit a model of the hub was taken.
+MODEL_KEY, MEMORY_KEY = "model.path", "recipe.dlc.memory.path"
 # The part of a run's checkpoint that is a Megatron folder of its memory network.
 MEMORY_PART = "memory"
 
 
-def open_model(path: str) -> tuple[ModelFolder, Architecture]:
-    """Open the folder that a configuration names; every tensor's name and shape, and the tokenizer, are checked.
+def open_model(
+    path: str, revision: str | None = None, commit: str | None = None, weights: bool = True
+) -> tuple[ModelFolder, Architecture]:
+    """Open the model that a configuration names; every tensor's name and shape, and the tokenizer, are checked.
+
+    Without `weights`, the hub's weights that the cache does not have are neither fetched nor checked.
 
     Raises:
         UserError: there is no model, it is damaged or not supported, or its weights have adapters beside them.
     """
-    folder = model_folder(find(path))
+    folder = model_folder(model_place(path, revision, commit=commit, weights=weights))
+    if not weights and hub_model(folder.path) is not None and not folder.serves:
+        return _described(folder)
     if not folder.is_megatron and (is_part(folder.path) or not (folder.path / CONFIG_FILE).is_file()):
         kinds = "Hugging Face's, one that `megasharp convert hf-to-megatron` made, or a run's checkpoint"
         raise UserError(f"{folder.path} is no model's folder ({kinds}){what_it_is(folder.path)}")
@@ -52,6 +61,13 @@ def open_model(path: str) -> tuple[ModelFolder, Architecture]:
     else:
         with HFReader(folder.path) as reader:
             architecture = reader.architecture
+    check_tokenizer(folder.description, architecture)
+    return folder, architecture
+
+
+def _described(folder: ModelFolder) -> tuple[ModelFolder, Architecture]:
+    """Open the config.json and the tokenizer of a folder that needs no weights."""
+    _, _, architecture = read_config(folder.description)
     check_tokenizer(folder.description, architecture)
     return folder, architecture
 
@@ -75,7 +91,9 @@ def memory_path(path: str) -> str:
     return str(part)
 
 
-def open_memory(path: str, cold: bool = False) -> tuple[ModelFolder, Architecture]:
+def open_memory(
+    path: str, cold: bool = False, revision: str | None = None, commit: str | None = None, weights: bool = True
+) -> tuple[ModelFolder, Architecture]:
     """Open a memory network as `open_model` does; a note says which network of a run's checkpoint it is.
 
     Of a `cold` one, config.json and the tokenizer are all that is read, so its folder needs no weights.
@@ -83,13 +101,11 @@ def open_memory(path: str, cold: bool = False) -> tuple[ModelFolder, Architectur
     Raises:
         UserError: as `open_model` and `memory_path`.
     """
+    chosen = memory_path(path)
     if cold:
-        folder = model_folder(find(memory_path(path)))
-        _, _, architecture = read_config(folder.description)
-        check_tokenizer(folder.description, architecture)
-        return folder, architecture
-    checkpoint, chosen = find(path), memory_path(path)
-    found = open_model(chosen)
+        return _described(model_folder(model_place(chosen, revision, commit=commit, weights=False)))
+    checkpoint = find(path)
+    found = open_model(chosen, revision, commit, weights)
     if chosen != path:
         note(f"the memory network begins with that of {checkpoint}: {chosen}")
     elif (checkpoint / MANIFEST).is_file():

@@ -5,6 +5,7 @@ Refusals that need no other file follow: of collection, determinism, sampling, a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +36,13 @@ from megasharp.trainer.resolve.engine_settings import (
     longest,
     longest_keys,
 )
-from megasharp.trainer.resolve.models import open_memory, open_model, training_problems
+from megasharp.trainer.resolve.models import (
+    MEMORY_KEY,
+    MODEL_KEY,
+    open_memory,
+    open_model,
+    training_problems,
+)
 from megasharp.trainer.resolve.prompts import asking_of, check_markers, check_words
 from megasharp.trainer.resolve.recipes import build_recipes, check_prolonged, resolved_config
 from megasharp.trainer.reward_judge import check_judging, judged_tasks, training_items
@@ -72,17 +79,20 @@ class ResolvedRun:
     derived: tuple[str, ...] = ()
 
 
-def check(config: RunConfig, where: str, begun: bool = False) -> ResolvedRun:
+def check(
+    config: RunConfig, where: str, begun: bool = False, commits: Mapping[str, str] = {}, weights: bool = True
+) -> ResolvedRun:
     """Read all that a run needs, and refuse what cannot run. `where` names the configuration file.
 
-    A run that has `begun` goes on with the prompts it has, special tokens of another model included. Raises UserError
-    in one line.
+    A run that has `begun` goes on with the prompts it has, special tokens of another model included, and at the
+    `commits` of the hub's models that it has. Without `weights`, those of a hub's model are not fetched. Raises
+    UserError in one line: NotAtHand where a model or a set is neither here nor to be had from the hub.
     """
     check_installed(config.log.trackers, where)
     check_rollout(config.rollout, where)
     check_deterministic(config, where)
     check_engine_keys(config, where)
-    model, architecture = open_model(config.model.path)
+    model, architecture = open_model(config.model.path, config.model.revision, commits.get(MODEL_KEY), weights)
     tokenizer = load_tokenizer(model.description).with_bos(config.data.bos)
     if not begun:
         check_words(config.data, tokenizer, where)
@@ -94,7 +104,7 @@ def check(config: RunConfig, where: str, begun: bool = False) -> ResolvedRun:
     if config.eval.with_memory and recipes.needs.memory is None:
         raise UserError(f"{where}: eval.with_memory needs a memory network, which only dlc in recipe.methods brings")
     _check_policy(config, architecture, recipes.needs, where)
-    memory = _open_memory(config, recipes.needs, architecture, where)
+    memory = _open_memory(config, recipes.needs, architecture, where, commits, weights)
     if config.rollout.engine == "sglang":
         check_context(config, architecture.max_positions, where)
         for network in (architecture, *((memory.architecture,) if memory else ())):
@@ -179,12 +189,15 @@ def _check_policy(config: RunConfig, architecture: Architecture, needs: Needs, w
         )
 
 
-def _open_memory(config: RunConfig, needs: Needs, policy: Architecture, where: str) -> MemoryFolder | None:
+def _open_memory(
+    config: RunConfig, needs: Needs, policy: Architecture, where: str, commits: Mapping[str, str], weights: bool
+) -> MemoryFolder | None:
     """Open the memory network that some stage's recipe asks for; it is split over ranks as the policy is."""
     need = needs.memory
     if need is None:
         return None
-    model, architecture = open_memory(need.network.path, cold=need.network.start == "cold")
+    network, commit = need.network, commits.get(MEMORY_KEY)
+    model, architecture = open_memory(network.path, network.start == "cold", network.revision, commit, weights)
     architecture.check_parallel(config.policy.tp, config.policy.pp, vpp=config.policy.vpp)
     _check_length(config, architecture, where)
     if architecture.vocab != policy.vocab:

@@ -1,4 +1,4 @@
-"""A hub on this machine's loopback, as much of one as the real libraries ask for to load a data set's repository."""
+"""A hub on this machine's loopback, as much of one as the real libraries ask for to load data sets and models."""
 
 from __future__ import annotations
 
@@ -37,19 +37,24 @@ def small_hub(folder: Path) -> Iterator[str]:
 
         def _answer(self, with_body: bool) -> None:
             parts = unquote(urlsplit(self.path).path).strip("/").split("/")
-            if parts[:2] == ["api", "datasets"] and (folder / parts[2] / parts[3]).is_dir():
+            if parts[:2] in (["api", "datasets"], ["api", "models"]) and (folder / parts[2] / parts[3]).is_dir():
                 self._about(folder / parts[2] / parts[3], parts[4:], with_body)
             elif parts[0] == "datasets" and parts[3] == "resolve":
                 self._file(folder / parts[1] / parts[2] / "/".join(parts[5:]), with_body)
+            elif parts[2:3] == ["resolve"]:
+                self._file(folder / parts[0] / parts[1] / "/".join(parts[4:]), with_body)
             else:
                 self._missing("RepoNotFound")
 
         def _about(self, repository: Path, rest: list[str], with_body: bool) -> None:
             files = [each for each in sorted(repository.rglob("*")) if each.is_file()]
             if not rest or rest[0] == "revision":
-                siblings = [{"rfilename": each.relative_to(repository).as_posix()} for each in files]
+                siblings = [
+                    {"rfilename": each.relative_to(repository).as_posix(), "size": each.stat().st_size}
+                    for each in files
+                ]
                 name = "/".join(repository.parts[-2:])
-                self._json({"id": name, "sha": COMMIT, "siblings": siblings, "private": False}, with_body)
+                self._json({"id": name, "sha": commit_of(folder), "siblings": siblings, "private": False}, with_body)
             elif rest[0] == "tree":
                 below = repository / "/".join(rest[2:])
                 inside = sorted(below.rglob("*") if "recursive=True" in self.path else below.iterdir())
@@ -63,7 +68,7 @@ def small_hub(folder: Path) -> Iterator[str]:
                 return
             data = path.read_bytes()
             self.send_response(200)
-            self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("X-Repo-Commit", commit_of(folder))
             self.send_header("ETag", f'"{hashlib.sha1(data).hexdigest()}"')
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
@@ -94,6 +99,12 @@ def small_hub(folder: Path) -> Iterator[str]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def commit_of(folder: Path) -> str:
+    """The commit of all branches: COMMIT, or what the file `commit` beside the repositories says."""
+    moved = folder / "commit"
+    return moved.read_text() if moved.exists() else COMMIT
 
 
 def entry(repository: Path, path: Path) -> dict[str, object]:
