@@ -11,7 +11,7 @@ import typer
 
 from megasharp.cli.options import Overrides, RunFile, RunsFolder
 from megasharp.common import output
-from megasharp.common.errors import RunFailed, UserError, one_line
+from megasharp.common.errors import NotAtHand, RunFailed, UserError, one_line
 from megasharp.common.exit_codes import collect_as_usual, note
 
 
@@ -41,6 +41,7 @@ def train(
     from megasharp.checkpoint.run_folder import holds_no_run
     from megasharp.config.core import dump_yaml
     from megasharp.config.run_config import load_run, run_tree
+    from megasharp.trainer.plan import described_without
     from megasharp.trainer.resolve.devices import leave_gpus_alone
     from megasharp.trainer.resolve.resolved_run import check
     from megasharp.trainer.resolve.summary import describe
@@ -54,7 +55,13 @@ def train(
         run = resumed_config(root, run_tree(config, overrides or []), str(config), note)
     begun = resume and not holds_no_run(root)
     commits = commits_of(root, run) if begun else {}
-    resolved = check(run, str(config), begun, commits, weights=not dry_run)
+    try:
+        resolved = check(run, str(config), begun, commits, weights=not dry_run)
+    except NotAtHand as absent:
+        if not dry_run:
+            raise
+        typer.echo("\n".join([dump_yaml(run), *described_without(run, str(config), absent)]))
+        return
     if dry_run:
         from megasharp.trainer.plan import limits_that_bite
 

@@ -24,7 +24,7 @@ from megasharp.common.errors import UserError
 from megasharp.common.files import Scratch, write_like
 from megasharp.common.formats import NewerFormat
 from megasharp.config.core import validate
-from megasharp.config.hub import model_place
+from megasharp.config.hub import hub_model, model_place
 from megasharp.config.rollout import SyncConfig
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.hf_folder import HFReader
@@ -109,6 +109,8 @@ def _named(weights: Path) -> Measured:
     """Name weights by the run that a checkpoint belongs to, or else by their folder."""
     whole = weights.resolve()
     step = _step_of(whole)
+    if (hub := hub_model(whole)) is not None:
+        return Measured(weights, hub[0], None, Path(hub[0].replace("/", "--")))
     if step is None:
         return Measured(weights, whole.name, None, Path(whole.name))
     folder = whole.parent.parent

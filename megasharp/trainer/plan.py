@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from megasharp.algos.base import OldLogp
-from megasharp.common.errors import RunFailed, UserError
+from megasharp.common.errors import NotAtHand, RunFailed, UserError
 from megasharp.common.records import as_dtype
 from megasharp.config.core import PRESETS, find
 from megasharp.config.hub import cached_model, is_hub_id, model_place
@@ -191,15 +191,18 @@ def _network(path: str, revision: str | None, where: str) -> tuple[Network, list
     """
     folder, notes = model_folder(find(path)).description, []
     shipped = SHIPPED_MODELS / Path(path).name.lower()
+    known = ", ".join(sorted(config.parent.name for config in SHIPPED_MODELS.glob(f"*/{CONFIG_FILE}")))
     if not folder.exists() and is_hub_id(path):
         folder = cached_model(path, revision) or folder
         if not folder.exists() and not (shipped / CONFIG_FILE).is_file():
-            folder = model_place(path, revision, weights=False)
+            try:
+                folder = model_place(path, revision, weights=False)
+            except NotAtHand as absent:
+                raise NotAtHand(f"{where}: {absent}; configs/model has none of that name: {known}") from None
     if not (folder / CONFIG_FILE).is_file():
         folder = shipped
         notes.append(f"{path} is not a folder here: its sizes are those of configs/model/{folder.name}")
     if not (folder / CONFIG_FILE).is_file():
-        known = ", ".join(sorted(config.parent.name for config in SHIPPED_MODELS.glob(f"*/{CONFIG_FILE}")))
         raise UserError(
             f"{where}: {path} is no folder with a {CONFIG_FILE}, and configs/model has none of that name: {known}"
         )
@@ -375,6 +378,22 @@ def limits_that_bite(config: RunConfig, where: str) -> list[str]:
     if not asks_for_gpus(config):
         return []
     return [problem.text for problem in make_plan(ask(config, where, Options()).request).problems if problem.limit]
+
+
+def described_without(config: RunConfig, where: str, absent: UserError) -> list[str]:
+    """Describe a run whose model or data are not at hand, as far as config.json tells, a line each.
+
+    Raises UserError for what `ask` refuses, such as a model of which nothing is known here.
+    """
+    asked = ask(config, where, Options())
+    architecture, split = asked.request.policy.architecture, asked.request.split
+    return [
+        f"model      {architecture.family}, {architecture.parameter_count():,} parameters",
+        f"policy     dp {split.dp} x tp {split.tp} x pp {split.pp} x cp {split.cp}",
+        *(f"note       {note}" for note in asked.notes),
+        *(f"limit      {text}" for text in limits_that_bite(config, where)),
+        f"not checked: weights, tokenizer, prompts and suites, for {absent}",
+    ]
 
 
 def formula_counts(asked: Asked) -> list[list[int]]:

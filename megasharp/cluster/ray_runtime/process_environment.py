@@ -28,6 +28,8 @@ def server_environment(limit: float) -> dict[str, str]:
     """Return the variables of Ray's servers, which all of their processes inherit; `limit` in seconds."""
     return {
         "RAY_AUTH_MODE": "token",
+        # Models are folders by then.
+        "HF_HUB_OFFLINE": "1",
         "RAY_gcs_server_port_wait_time_s": str(int(limit)),
         # It would end our ranks for the memory that others use.
         "RAY_memory_monitor_refresh_ms": "0",

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from megasharp.common.errors import UserError, one_line
+from megasharp.common.errors import NotAtHand, UserError, one_line
 from megasharp.common.exit_codes import note
 from megasharp.config.hub import hub_is_off
 from megasharp.tasks.extraction import Fields, parse_object
@@ -155,7 +155,7 @@ def _fetched(source: Source, name: str) -> Path:
         raise _not_had(source, error) from error
 
 
-def _not_had(source: Source, error: Exception) -> UserError:
+def _not_had(source: Source, error: Exception) -> NotAtHand:
     from huggingface_hub import constants
 
     cached = f"is not in the cache (HF_HOME, {os.environ.get('HF_HOME', '~/.cache/huggingface')})"
@@ -166,7 +166,7 @@ def _not_had(source: Source, error: Exception) -> UserError:
     else:
         state = f"could not be fetched ({one_line(error)[:200]})"
     config = f" ({source.config})" if source.config else ""
-    return UserError(
+    return NotAtHand(
         f"data set {source.hub}{config} {state}; or give path: a parquet or JSON file, or folder, with its rows"
     )
 

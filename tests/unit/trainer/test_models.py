@@ -6,8 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from megasharp.checkpoint.store import CheckpointStore, RunState
+from megasharp.cli.main import app
 from megasharp.common.errors import UserError
 from megasharp.config.policy import LoraConfig
 from megasharp.config.run_config import load_run
@@ -192,3 +194,12 @@ def test_engines_read_no_weights_of_a_model_that_they_cannot_read(megatron: Path
         settings = fleet_settings(config, policy, memory, tmp_path)
         assert settings.rollout.sglang == {"page_size": 16, "load_format": "dummy"}
         assert (settings.model / "config.json").is_file() and settings.model == policy.description
+
+
+def test_a_preset_is_described_where_its_model_is_not_at_hand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Offline and with an empty cache: sizes are those of configs/model, and a line says what was not checked."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    done = CliRunner().invoke(app, ["train", "algo/paper/ds_math_qwen3-1.7b.yaml", "--dry-run"])
+    assert done.exit_code == 0, done.output
+    assert "model      qwen3, 1,720,574,976 parameters" in done.output
+    assert "not checked: weights, tokenizer, prompts and suites, for Qwen/Qwen3-1.7B is no folder here" in done.output
