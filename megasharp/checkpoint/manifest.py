@@ -44,6 +44,17 @@ class CursorEntry(Section):
     position: int
 
 
+class SourceEntry(Section):
+    """A source of a mixture: the position of its next prompt, its share, what it is owed and has left of its block."""
+
+    name: str
+    epoch: int
+    position: int
+    share: float
+    owed: float
+    left: int
+
+
 class Inputs(Section):
     """Digests of what a run reads and no checkpoint holds; empty where an older version did not record one.
 
@@ -68,8 +79,9 @@ class Manifest(Section):
 
     `policy_version` and `memory_version` are the engines' versions of these weights; `reference` names where the
     reference policy came from. `cursor` is the position in the stream of prompts, `pending` the prompts before it that
-    no step trained on. `control` holds the run's decisions so far: resets, the stage of response lengths, the best
-    evaluation. `inputs` tells whether a resumed run still reads what the run began with.
+    no step trained on, and `sources` are positions in those of a mixture. `control` holds the run's decisions so far:
+    resets, the stage of response lengths, the best evaluation. `inputs` tells whether a resumed run still reads what
+    the run began with.
     `files` maps each file, relative to the checkpoint, to its size and hash; `software` holds versions.
     """
 
@@ -84,6 +96,12 @@ class Manifest(Section):
     inputs: Inputs
     files: dict[str, FileEntry]
     software: dict[str, str]
+    sources: list[SourceEntry] = []
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Only of a mixture, which no release continues that knows none: it refuses the run's configuration first.
+        return {key: value for key, value in write(self).items() if key != "sources" or value}
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from megasharp.checkpoint.manifest import (
     FileEntry,
     Inputs,
     Manifest,
+    SourceEntry,
     describe_files,
     hash_files,
     read_manifest,
@@ -30,6 +31,8 @@ from megasharp.common.errors import RankDied, UserError, disk_is_full, one_line
 from megasharp.common.files import FileHash, flush, free_name, write_text
 from megasharp.common.formats import NewerFormat
 from megasharp.convert.record import software_versions
+from megasharp.tasks.shares import Account
+from megasharp.tasks.stream import DataCursor, SourceState
 
 _PARTIAL = ".partial"
 _STEP = "step_"
@@ -40,6 +43,7 @@ class RunState:
     """The state of a run besides the learner's own shards; the defaults are a run's beginning.
 
     `pending` are the (epoch, position) of prompts before the cursor that were not trained on; they come first again.
+    `sources` is where each source of a mixture is; empty where there is one.
     """
 
     reference: str
@@ -50,6 +54,7 @@ class RunState:
     cursor_position: int = 0
     skipped_in_a_row: int = 0
     pending: tuple[tuple[int, int], ...] = ()
+    sources: tuple[SourceState, ...] = ()
     control: ControlState = field(default_factory=ControlState)
     inputs: Inputs = field(default_factory=Inputs)
 
@@ -279,6 +284,10 @@ def read_state(folder: Path) -> RunState:
         control=manifest.control,
         inputs=manifest.inputs,
         pending=tuple((entry.epoch, entry.position) for entry in manifest.pending),
+        sources=tuple(
+            SourceState(each.name, DataCursor(each.epoch, each.position), Account(each.share, each.owed, each.left))
+            for each in manifest.sources
+        ),
     )
 
 
@@ -296,6 +305,7 @@ def _complete(folder: Path, state: RunState, known: Mapping[Path, FileHash]) -> 
         inputs=state.inputs,
         files=describe_files(folder, known),
         software=software_versions(),
+        sources=[SourceEntry(name=each.name, **asdict(each.cursor), **asdict(each.account)) for each in state.sources],
     )
     for path in folder.rglob("*"):
         flush(path)

@@ -61,7 +61,7 @@ def _patient_of_run(file: Path, overrides: Sequence[str], runs: Path, constraint
     from megasharp.trainer.resolve.engine_settings import engine_python
 
     config = load_run(file, overrides)
-    folders = [config.model.path, *([config.data.path] if config.data.path else [])]
+    folders = [config.model.path, *(source.path for source in config.data.sources if source.path)]
     if config.rollout.engine == "sglang":
         folders.append(str(engine_python(config)))
     # Where the file leaves the number of GPUs to the machine, the run needs these at least.

@@ -8,7 +8,8 @@ resumed decides as an uninterrupted one. It decides on four things, each with a 
   over the last 128 steps. A norm above the limit is counted as twice the limit at most: norms that have grown somewhat
   for good pass after a few steps, and one huge norm does not let the next one through.
 - Length stages: the response limit of each step, as in ProRL (8k, then 16k) and DeepScaleR (8k, 16k, 24k). A stage ends
-  after a step, when a training metric is above a value, or when an evaluation stagnates; the last one has no end.
+  after a step, when a training metric is above a value, or when an evaluation stagnates; the last one has no end. A
+  stage may change the number of responses to a prompt and the shares of a mixture too.
 - Resets: the present weights become the reference, and the optimizer restarts (ProRL, arXiv 2505.24864). The paper
   resets both when validation stagnates or degrades; the authors' later account is every 200 to 500 steps with the
   optimizer kept. The numbers of `StagnationRule` are ours. After a reset the value to beat is that of the last
@@ -23,7 +24,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -176,7 +177,10 @@ class Threshold(Section):
 
 
 class LengthStage(Section):
-    """A limit on responses until the first of its ends: a step, a threshold, an evaluation that stagnates."""
+    """A limit on responses until the first of its ends: a step, a threshold, an evaluation that stagnates.
+
+    A stage may also have a number of responses to a prompt, and shares of a mixture's sources, of its own.
+    """
 
     until: int | None = Field(
         default=None,
@@ -193,6 +197,16 @@ class LengthStage(Section):
         description="Ends the stage when an evaluation metric stops improving. null: no such end.",
     )
     max_response_tokens: int = Field(ge=1, description="Longest response of this stage, in tokens.")
+    responses_per_prompt: int | None = Field(
+        default=None,
+        ge=1,
+        description="Number of responses to each prompt in this stage. null: data.responses_per_prompt.",
+    )
+    weights: dict[str, Annotated[float, Field(ge=0.0)]] | None = Field(
+        default=None,
+        description="Shares of the sources of data.mix in this stage, by their names; a source that is not named has "
+        "none. null: those of data.mix.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,12 +350,12 @@ class Control:
         self._rules = rules
         self.state = state
 
-    def response_limit(self, step: int) -> int:
-        """Return the response limit of `step` in tokens; called before its rollouts."""
+    def stage(self, step: int) -> LengthStage:
+        """Return the stage that `step` is in; called before its rollouts."""
         lengths = self.state.lengths.before(self._rules.stages, step)
         spikes = self.state.spikes if lengths.stage == self.state.lengths.stage else SpikeState()
         self.state = replace(self.state, lengths=lengths, spikes=spikes)
-        return self._rules.stages[lengths.stage].max_response_tokens
+        return self._rules.stages[lengths.stage]
 
     def reset(self, step: int) -> Reset | None:
         """Return the reset due before the update of `step`, if any; the answer stays the same until `carried_out`."""

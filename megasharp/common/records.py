@@ -11,7 +11,7 @@ policy's own (at the same temperature, before truncation). They are never silent
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -138,12 +138,20 @@ class GenerateRequest:
     """Sample `len(seeds)` completions of one prompt; each seed fixes its completion whatever else is in the batch.
 
     `begun` continues responses: for each seed the response tokens that were sampled earlier, which count towards
-    `SamplingParams.max_tokens`. The completions hold the new tokens only. Empty starts every response.
+    `SamplingParams.max_tokens`. The completions hold the new tokens only. Empty starts every response. `max_tokens` is
+    a limit of this request's own, which holds where it is below that of the parameters.
     """
 
     tokens: tuple[int, ...]
     seeds: tuple[int, ...]
     begun: tuple[tuple[int, ...], ...] = ()
+    max_tokens: int | None = None
+
+    def under(self, sampling: SamplingParams) -> SamplingParams:
+        """Return the parameters by which this request is sampled."""
+        if self.max_tokens is None or self.max_tokens >= sampling.max_tokens:
+            return sampling
+        return replace(sampling, max_tokens=self.max_tokens)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,10 @@
-"""Training data: problems, batch sizes and length limits, and the judge of responses."""
+"""Training data: problems or a mixture of them, batch sizes and length limits, and the judge of responses."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -19,9 +22,13 @@ class LengthStageConfig(LengthStage):
     def _has_an_end(self) -> LengthStageConfig:
         if self.until is None and self.above is None and self.stagnation is None:
             raise ValueError("say when this stage ends: until, above or stagnation")
+        if self.weights is not None and not any(self.weights.values()):
+            raise ValueError("weights: all are 0; give one source more")
         return self
 
 
+# A name that is part of metrics' names.
+_NAME = r"^[A-Za-z0-9_.-]+$"
 # Keys that make the rows of `path` a user's own.
 _OF_OWN_ROWS = ("prompt_key", "answer_key", "system", "template", "split", "name", "revision")
 
@@ -90,6 +97,8 @@ class DataSource(Section):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
+        if self.is_mixture:
+            return self
         own = [key for key in _OF_OWN_ROWS if getattr(self, key) is not None]
         if self.set is not None and (self.task is not None or own):
             raise ValueError(f"{own[0] if own else 'task'} is for rows of your own or a task's file, not for set")
@@ -98,6 +107,11 @@ class DataSource(Section):
         if self.prompt is not None and (self.system is not None or self.template is not None):
             raise ValueError("prompt names a whole template; leave system and template out, or prompt")
         return self
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether the problems are those of several other sources."""
+        return False
 
     @property
     def is_own(self) -> bool:
@@ -110,12 +124,86 @@ class DataSource(Section):
         return self.set or (self.path if self.is_own else self.task) or ""
 
 
+class RewardFunction(Section):
+    """One of several functions whose values are added up."""
+
+    function: str = Field(
+        description="Function or class, written package.module:function or folder/file.py:function, as reward.function."
+    )
+    weight: float = Field(
+        default=1.0,
+        allow_inf_nan=False,
+        description="Factor of its value in the sum. 0 only logs it.",
+    )
+    name: str | None = Field(
+        default=None,
+        pattern=_NAME,
+        description="Name in the metric reward/function/NAME. null: the function's own name.",
+    )
+
+
+class MixedSource(DataSource):
+    """One source of a mixture: its problems, its share of the prompts, who judges its responses, and its own limits.
+
+    Its prompts are a `weight` of all, or, where no source has one, as many as its rows are of all sources' rows.
+    """
+
+    source: str | None = Field(
+        default=None,
+        pattern=_NAME,
+        description="Name of the source in metrics, in data.stages and in the names of its problems. null: that of "
+        "its set, its file or its task.",
+    )
+    weight: float | None = Field(
+        default=None,
+        ge=0.0,
+        description="Its share of a step's prompts, relative to the other sources' weights. null, for all sources: its "
+        "share is that of its rows.",
+    )
+    size: int | None = Field(
+        default=None,
+        ge=1,
+        description="Number of rows to take, drawn by the run's seed; a larger number keeps those of a smaller one. "
+        "null: all rows.",
+    )
+    reward: str | list[RewardFunction] | None = Field(
+        default=None,
+        description="Function that judges the responses to this source, as reward.function, or several with weights, "
+        "as reward.functions. null: reward.function, where that is set, else the task's verifier.",
+    )
+    max_response_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Longest response to this source in tokens, where that is less than the limit of the run or of the "
+        "stage. null: that limit.",
+    )
+    responses_per_prompt: int | None = Field(
+        default=None,
+        ge=1,
+        description="Number of responses to each prompt of this source, in every stage. null: as all prompts have.",
+    )
+
+    @property
+    def own_name(self) -> str:
+        """The name of the source, unique in a mixture."""
+        if self.source is not None:
+            return self.source
+        label = Path(self.label).stem if self.set is None else self.label
+        return re.sub(r"[^A-Za-z0-9_.-]+", "-", label)
+
+
 class DataConfig(DataSource):
     """Source of the prompts, number of prompts and responses per step, and length limits in tokens.
 
-    `stages` come before `max_response_tokens`, which holds for the rest of the run.
+    `stages` come before `max_response_tokens`, which holds for the rest of the run. A `mix` has the keys of a source in
+    each of its entries, and none stands beside it.
     """
 
+    mix: list[MixedSource] = Field(
+        default=[],
+        description="Sources of a mixture, each a table with the keys that say what a source is, and its share, reward "
+        "and limits. Empty: one source, which the keys of data itself name.",
+    )
     bos: bool | None = Field(
         default=None,
         description="Begins prompts that no chat template writes with the tokenizer's begin-of-text token; chat "
@@ -131,7 +219,7 @@ class DataConfig(DataSource):
         default=8,
         ge=1,
         description="Number of responses sampled for each prompt (the group size G). Group baselines need at least 2; "
-        "raise it for rarely solved problems.",
+        "raise it for rarely solved problems. With stages it is the number after the last stage.",
     )
     max_prompt_tokens: DerivedInt = Field(
         default=LEFT_OPEN,
@@ -148,32 +236,72 @@ class DataConfig(DataSource):
     )
     stages: list[LengthStageConfig] = Field(
         default=[],
-        description="Limits on the response length before max_response_tokens, in order, as in ProRL's 8k then 16k. "
-        "Empty: one limit for the whole run.",
+        description="Limits on the response length before max_response_tokens, in order, as in ProRL's 8k then 16k; "
+        "weights and responses_per_prompt may differ from stage to stage too. Empty: one limit for the whole run.",
     )
+
+    @model_validator(mode="after")
+    def _mixture(self) -> Self:
+        names = [each.own_name for each in self.mix]
+        for stage in self.stages:
+            if unknown := [name for name in stage.weights or () if name not in names]:
+                known = ", ".join(names) or "none, for there is no mix"
+                raise ValueError(f"stages: weights: no source {unknown[0]!r}; sources: {known}")
+        if not self.mix:
+            return self
+        if beside := [key for key in DataSource.model_fields if getattr(self, key) is not None]:
+            raise ValueError(f"{beside[0]} is beside mix, whose entries say what is read; leave one of the two out")
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"mix: two sources are named {twice[0]}; give one of them another name by source=")
+        if empty := [each.own_name for each in self.mix if each.reward == []]:
+            raise ValueError(f"mix: the reward of {empty[0]} names no function; name one, or leave it out")
+        if "function" in names:
+            raise ValueError("mix: no source may be named function, which metrics of rewards have; name it by source=")
+        weighed = [each.weight for each in self.mix if each.weight is not None]
+        if 0 < len(weighed) < len(self.mix):
+            without = next(each.own_name for each in self.mix if each.weight is None)
+            raise ValueError(f"mix: {without} has no weight, and others have; give all sources one, or none")
+        if weighed and not any(weighed):
+            raise ValueError("mix: all weights are 0; give one source more")
+        return self
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether the problems are those of the sources in `mix`."""
+        return bool(self.mix)
+
+    @property
+    def sources(self) -> Sequence[DataSource]:
+        """The sources of the problems: those of `mix`, or this one."""
+        return self.mix or [self]
+
+    @property
+    def label(self) -> str:
+        """Name of the data, for messages."""
+        return "a mixture" if self.mix else super().label
+
+    @property
+    def weights(self) -> dict[str, float] | None:
+        """The weights of the mixture's sources; None where their rows are."""
+        found = {each.own_name: each.weight for each in self.mix if each.weight is not None}
+        return found or None
+
+    @property
+    def group_sizes(self) -> frozenset[int]:
+        """Numbers of responses that a prompt may have, in all stages and sources."""
+        of_stages = (stage.responses_per_prompt for stage in self.stages)
+        own = (each.responses_per_prompt for each in self.mix)
+        return frozenset({self.responses_per_prompt, *filter(None, of_stages), *filter(None, own)})
+
+    @property
+    def largest_group(self) -> int:
+        """Largest number of responses to a prompt: plans and engines are sized for it."""
+        return max(self.group_sizes)
 
     @property
     def largest_response(self) -> int:
         """Largest response limit of all stages: memory is planned for it, and token_sum_over_constant divides by it."""
         return max(self.max_response_tokens or 1, *(stage.max_response_tokens for stage in self.stages), 1)
-
-
-class RewardFunction(Section):
-    """One of several functions whose values are added up."""
-
-    function: str = Field(
-        description="Function or class, written package.module:function or folder/file.py:function, as reward.function."
-    )
-    weight: float = Field(
-        default=1.0,
-        allow_inf_nan=False,
-        description="Factor of its value in the sum. 0 only logs it.",
-    )
-    name: str | None = Field(
-        default=None,
-        pattern=r"^[A-Za-z0-9_.-]+$",
-        description="Name in the metric reward/function/NAME. null: the function's own name.",
-    )
 
 
 class RewardConfig(Section):

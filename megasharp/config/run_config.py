@@ -322,8 +322,8 @@ class RunConfig(Section):
     )
 
 
-# The keys of a run that hold a path, or a list of them.
-PATH_KEYS = ("model.path", "data.path", "recipe.dlc.memory.path", "rollout.python", "eval.suites")
+# The keys of a run that hold a path, or a list of them, or of tables with a path.
+PATH_KEYS = ("model.path", "data.path", "data.mix", "recipe.dlc.memory.path", "rollout.python", "eval.suites")
 
 
 def with_paths_beside(tree: Tree, file: Path) -> Tree:
@@ -335,6 +335,8 @@ def with_paths_beside(tree: Tree, file: Path) -> Tree:
     folder = file.parent.absolute()
 
     def beside(item: Any) -> Any:
+        if isinstance(item, dict) and "path" in item:
+            return {**item, "path": beside(item["path"])}
         if not isinstance(item, str) or not item:
             return item
         near, written = folder / item, Path(item).expanduser()

@@ -77,7 +77,12 @@ def other_name(key: str, value: Any, known: Collection[str]) -> str:
         same = _told(row for row in everything if row.covers(path) or row.theirs.endswith(f".{path}"))
         if same:
             return same
-    places = [place for place in known if place.endswith(f".{last}")]
+    # Without those of entries of a table that has the key itself, such as data.stages.max_response_tokens.
+    places = [
+        place
+        for place in known
+        if place.endswith(f".{last}") and f"{place.rpartition('.')[0].rpartition('.')[0]}.{last}" not in known
+    ]
     flat = [row for row in everything if row.theirs == last]
     meant = [place for row in flat for place in row.ours if place in places] or places
     # A name that is ours too: the place of it that is meant, unless another trainer means another key by it.

@@ -6,8 +6,8 @@ A suite is a YAML file that names a data set, or a task and a data file. Values 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -117,26 +117,27 @@ OWN = "suite"
 class Asking:
     """The template by which suites are asked whose file names none.
 
-    `name` is a template's name or `suite`; where it is None, suites of the task that is trained on are asked as in
-    training, by `training`: that task and its template. An empty one stands for `words` around a user's own rows: a
-    system message and a template. What is `first` counts before the template of a group.
+    `name` is a template's name or `suite`; where it is None, suites of a task that is trained on are asked as in
+    training, by `training`: its tasks and their templates. An empty one stands for the task's `words` around a user's
+    own rows: a system message and a template. What is `first` counts before the template of a group.
     """
 
     name: str | None = None
-    training: tuple[str, str] | None = None
-    words: tuple[str | None, str | None] = (None, None)
+    training: Mapping[str, str] = field(default_factory=dict)
+    words: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
     first: bool = False
 
     def asks_as_training(self, task: str) -> bool:
         """Return whether suites of `task` are asked as training is."""
-        return self.name is None and self.training is not None and self.training[0] == task
+        return self.name is None and task in self.training
 
     def in_words(self, source: SuiteFile) -> SuiteFile:
         """Return a suite of own rows with the words of training around them, where it has none of its own."""
-        asks = self.asks_as_training(task_of(source))
+        task = task_of(source)
+        asks = self.asks_as_training(task) and task in self.words
         if not asks or not source.is_own or source.prompt or source.system or source.template:
             return source
-        return source.model_copy(update=dict(zip(("system", "template"), self.words, strict=True)))
+        return source.model_copy(update=dict(zip(("system", "template"), self.words[task], strict=True)))
 
     def template(self, task: str, own: str) -> str:
         """Return the template for a suite of `task` whose `own` is the published one; empty: the task's notation."""
@@ -144,7 +145,7 @@ class Asking:
             return own
         if self.name is not None:
             return self.name if is_own(task) or template_named(self.name).fits(task) else by_chat(own)
-        return (self.training and self.asks_as_training(task) and self.training[1]) or by_chat(own)
+        return (self.asks_as_training(task) and self.training[task]) or by_chat(own)
 
 
 class SuiteFile(DataSource):
@@ -190,7 +191,8 @@ def load_suite(
     words = entry.system is not None or entry.template is not None
     chosen = entry.prompt or ("" if words else asking.template(task, published_prompt(entry.set, entry.task)))
     items = load_problems(entry, data, chosen)
-    training = as_template(*asking.words) if asking.asks_as_training(task) and not words and not entry.prompt else None
+    around = asking.words.get(task, (None, None))
+    training = as_template(*around) if asking.asks_as_training(task) and not words and not entry.prompt else None
     if not is_worded(entry, items):
         chosen = ""
     elif training is not None and all(item.question for item in items):

@@ -119,7 +119,8 @@ class AsyncRollouts:
         """
         useless = 0
         for prompt, so_far in zip(source.take(len(prompts)), prompts, strict=True):
-            request = self._maker.request(prompt)
+            # Those of a stage before have another number of responses than the next prompts will have.
+            request = self._maker.again(prompt, len(so_far.responses))
             fits = so_far.answers(prompt, request)
             self._backlog.append(PromptWork(prompt, request, so_far if fits else None))
             useless += not fits and so_far.sampled_with is not None
@@ -134,8 +135,9 @@ class AsyncRollouts:
         started = time.perf_counter()
         counts = self._counts_from_now()
         sampling = self._maker.sampling_for(order)
+        self._backlog = [work.renewed(self._maker.request(work.prompt, order.responses)) for work in self._backlog]
         self._put_right(sampling, counts)
-        step = _Step(self, order, sampling, lambda: self._new(source), counts)
+        step = _Step(self, order, sampling, lambda: self._new(source, order), counts)
         try:
             groups = step.run()
         except SaveAsked:
@@ -147,7 +149,7 @@ class AsyncRollouts:
         if self._config.stragglers == "abort" or order.last:
             self._backlog = self._halt(self._backlog, counts)
         else:
-            self._run_ahead(source, order.wanted, sampling, counts.tally)
+            self._run_ahead(source, order, sampling, counts.tally)
         counts.retried += self._engine.retried
         counts.tally.retried(self._engine.take_retried())
         kept = [group for group in groups if group.dropped_reason is None]
@@ -164,9 +166,9 @@ class AsyncRollouts:
         counts.tally.retried(between)
         return counts
 
-    def _new(self, source: PromptSource) -> PromptWork:
+    def _new(self, source: PromptSource, order: StepRequest) -> PromptWork:
         (prompt,) = source.take(1)
-        return PromptWork(prompt, self._maker.request(prompt))
+        return PromptWork(prompt, self._maker.request(prompt, order.responses))
 
     def _put_right(self, sampling: SamplingParams, counts: Counts) -> None:
         """Put what has begun under this step's parameters; throw away what an on-policy step may not train on."""
@@ -191,11 +193,11 @@ class AsyncRollouts:
                 work.discard(counts.tally)
         return works
 
-    def _run_ahead(self, source: PromptSource, wanted: int, sampling: SamplingParams, tally: Tally) -> None:
+    def _run_ahead(self, source: PromptSource, order: StepRequest, sampling: SamplingParams, tally: Tally) -> None:
         """Keep the engines busy while the policy learns: a step's prompts in flight, and no more than will train."""
-        most = min(prompts_at_once(wanted, self._config.oversample), wanted * self._config.max_staleness)
+        most = min(prompts_at_once(order.wanted, self._config.oversample), order.wanted * self._config.max_staleness)
         while len(self._backlog) < most:
-            self._backlog.append(self._new(source))
+            self._backlog.append(self._new(source, order))
         begun = sum(work.begun for work in self._backlog)
         for work in self._backlog:
             if work.future is None and not work.complete and (work.begun or begun < most):
@@ -354,7 +356,7 @@ class _Step:
         (group,) = self._maker.groups([name], [work.prompt], [work.completions], self._version)
         limit = work.begun_limit
         (group,) = self._order.select(
-            [replace(group, begun_limit=None if limit == self._sampling.max_tokens else limit)]
+            [replace(group, begun_limit=None if limit == work.limit(self._sampling) else limit)]
         )
         self.reward_seconds += time.perf_counter() - began
         return group

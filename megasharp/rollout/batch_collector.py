@@ -36,7 +36,7 @@ class Rollouts:
             taken.extend(prompts)
             started = time.perf_counter()
             version = self._engine.version
-            requests = [self._maker.request(prompt) for prompt in prompts]
+            requests = [self._maker.request(prompt, order.responses) for prompt in prompts]
             tally.asked(seed for request in requests for seed in request.seeds)
             with interruptible():
                 sampled = self._engine.generate(requests, self._maker.sampling_for(order))

@@ -220,9 +220,21 @@ class PromptWork:
         used = self._sampled_with
         return None if used is None else used.begun or used.max_tokens
 
+    def limit(self, sampling: SamplingParams) -> int:
+        """Return its limit of tokens under a step's parameters."""
+        return self._request.under(sampling).max_tokens
+
     def fits(self, sampling: SamplingParams) -> bool:
         """Return True where what is sampled, or in flight, needs no change to go on with these parameters."""
-        return self._sampled_with is None or self._sampled_with.fits(sampling)
+        return self._sampled_with is None or self._sampled_with.fits(self._request.under(sampling))
+
+    def renewed(self, request: GenerateRequest) -> PromptWork:
+        """Return it as `request` asks, where nothing is sampled or in flight: a later stage may want more responses."""
+        if self._sampled_with is not None or self._request == request:
+            return self
+        work = PromptWork(self.prompt, request)
+        work._asked = self._asked
+        return work
 
     def go_on_with(self, sampling: SamplingParams) -> None:
         """Put responses of an unfinished prompt, none in flight, under another step's limit of tokens.
@@ -231,7 +243,7 @@ class PromptWork:
         compared. Under a shorter one a response that is already so long ends where it is.
         """
         assert self.future is None
-        used = self._sampled_with
+        sampling, used = self._request.under(sampling), self._sampled_with
         if used is None or not self._open or used.fits(sampling):
             return
         limit, still_open = sampling.max_tokens, []
@@ -264,7 +276,7 @@ class PromptWork:
         if not self._asked:
             tally.asked(self._request.seeds)
             self._asked = True
-        self._sampling = sampling
+        self._sampling = sampling = self._request.under(sampling)
         self._sampled_with = SampledWith.of(sampling, self._sampled_with if self.begun else None)
         self._begun_by = engine.version
         parts = [self._completions[index] for index in self._open]

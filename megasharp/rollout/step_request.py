@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -128,7 +128,7 @@ class StepRequest:
 
     `select` sets `dropped_reason` of the groups it refuses, each judged by itself. `memory` says how much of the memory
     network's logits is subtracted; None samples from the policy alone. With `last` no step follows. A response has at
-    most `max_tokens` tokens; None is the limit that the rollouts were made with.
+    most `max_tokens` tokens, and a prompt `responses` responses; None is what the rollouts were made with.
     """
 
     step: int
@@ -138,6 +138,7 @@ class StepRequest:
     memory: MemoryUse | None = None
     last: bool = False
     max_tokens: int | None = None
+    responses: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +192,14 @@ def _kept(groups: list[Group]) -> int:
     return sum(group.dropped_reason is None for group in groups)
 
 
+@dataclass(frozen=True, slots=True)
+class SourceLimits:
+    """What one source of a mixture has of its own: a limit of tokens, and a number of responses; None: as all have."""
+
+    max_tokens: int | None = None
+    responses: int | None = None
+
+
 DecodeBatch = Callable[[Sequence[Sequence[int]]], Sequence[str]]
 
 
@@ -199,7 +208,8 @@ class GroupMaker:
     """Makes requests of prompts and groups of completions.
 
     `decode` turns lists of token ids into texts, as a tokenizer's batch decoding with
-    special tokens left out. `seed` is the run's.
+    special tokens left out. `seed` is the run's. `limits` are those of a mixture's sources, by their names, and `sizes`
+    are the numbers of responses that prompts have in the run's stages and sources.
     """
 
     judge: Judge
@@ -207,19 +217,31 @@ class GroupMaker:
     sampling: SamplingParams
     responses_per_prompt: int
     seed: int
+    limits: Mapping[str, SourceLimits] = field(default_factory=dict)
+    sizes: Collection[int] = ()
 
-    def request(self, prompt: Prompt) -> GenerateRequest:
-        """Request all responses of a prompt. Raises UserError where its task has no verifier."""
+    def request(self, prompt: Prompt, responses: int | None = None) -> GenerateRequest:
+        """Request all responses of a prompt: as many as its source has, or `responses`.
+
+        Raises UserError where its task has no verifier.
+        """
         if prompt.task not in self.judge.tasks:
             known = ", ".join(sorted(self.judge.tasks)) or "none"
             raise UserError(
                 f"{prompt.source}: prompt {prompt.id} is of task {prompt.task}, which has no verifier; "
                 f"known tasks: {known}"
             )
-        indices = range(self.responses_per_prompt)
-        return GenerateRequest(
-            prompt.tokens, tuple(response_seed(self.seed, prompt.id, prompt.epoch, index) for index in indices)
-        )
+        own = self.limits.get(prompt.source, SourceLimits())
+        return self._request(prompt, own.responses or responses or self.responses_per_prompt)
+
+    def again(self, prompt: Prompt, responses: int) -> GenerateRequest:
+        """Request as many responses of a prompt as an earlier stage did, where some stage asks for that many."""
+        return self._request(prompt, responses) if responses in self.sizes else self.request(prompt)
+
+    def _request(self, prompt: Prompt, responses: int) -> GenerateRequest:
+        seeds = (response_seed(self.seed, prompt.id, prompt.epoch, index) for index in range(responses))
+        own = self.limits.get(prompt.source, SourceLimits())
+        return GenerateRequest(prompt.tokens, tuple(seeds), max_tokens=own.max_tokens)
 
     def sampling_for(self, order: StepRequest) -> SamplingParams:
         """Return the step's sampling parameters: its length limit, and its subtraction of a memory network."""

@@ -26,7 +26,7 @@ from megasharp.trainer.factories import Learners, make_learners
 from megasharp.trainer.loop import Phases
 from megasharp.trainer.placement import Placement, open_placement
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
-from megasharp.trainer.reward_judge import TRIED_ROWS, RewardJudge, judged_tasks
+from megasharp.trainer.reward_judge import TRIED_ROWS, RewardJudge, judged_tasks, own_rewards
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,10 @@ def assemble(
         stack.enter_context(watch_over(resolved, placement, folder, attempt, clock))
         # A reward that does not work is found before anything large is loaded.
         tasks = judged_tasks(resolved.config, resolved.suites)
-        judge = RewardJudge(resolved.config.reward, tasks, folder.logs / "verifiers.log", say)
+        own = own_rewards(resolved.config.reward, resolved.config.data.mix)
+        judge = RewardJudge(resolved.config.reward, tasks, folder.logs / "verifiers.log", say, own)
         stack.callback(judge.close)
-        judge.try_function([item for item, _ in resolved.prompts.prompts[:TRIED_ROWS]])
+        judge.try_function(resolved.prompts.first(TRIED_ROWS))
         # Engines before learners: those that share devices sleep when they have started, which makes room.
         serving = open_serving(resolved, placement, folder.root, folder.logs, note, key)
         stack.callback(serving.close)
@@ -113,13 +114,14 @@ def restore(resolved: ResolvedRun, checkpoints: Checkpoints, learners: Learners,
     """Bring learners and random generators to the checkpoint, if there is one; return the prompts from there on."""
     # Making the learners drew from these generators, so they are seeded only now; a checkpoint has their later states.
     seed_generators(resolved.config.seed)
-    prompts = PromptStream(resolved.prompts, resolved.config.seed)
+    data = resolved.config.data
+    prompts = PromptStream(resolved.prompts, resolved.config.seed, data.prompts_per_step, data.weights)
     if checkpoints.exists:
         with clock.stage("start"):
             checkpoints.load(learners)
         start = checkpoints.start
         cursor = DataCursor(start.cursor_epoch, start.cursor_position)
-        prompts.restore(cursor, [DataCursor(*place) for place in start.pending])
+        prompts.restore(cursor, [DataCursor(*place) for place in start.pending], start.sources)
     return prompts
 
 

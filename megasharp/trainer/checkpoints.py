@@ -300,6 +300,7 @@ class Saver:
             memory_version=max(self._sync.memory_version, 0),
             cursor_epoch=prompts.cursor.epoch,
             cursor_position=prompts.cursor.position,
+            sources=prompts.sources,
             pending=(*(prompt.place for prompt in unfinished), *waiting),
             reference=REFERENCE if moved else str(self._resolved.model.path),
             skipped_in_a_row=skipped_in_a_row,

@@ -21,7 +21,7 @@ from megasharp.planner.formulas import packing_flops
 from megasharp.rollout.async_collector import AsyncRollouts
 from megasharp.rollout.batch_collector import Rollouts
 from megasharp.rollout.inprocess import InProcessEngine
-from megasharp.rollout.step_request import AsyncEngine, Engine, GroupMaker
+from megasharp.rollout.step_request import AsyncEngine, Engine, GroupMaker, SourceLimits
 from megasharp.tasks.judge import Judge
 from megasharp.trainer.placement import Placement
 from megasharp.trainer.resolve.devices import device_of
@@ -41,7 +41,7 @@ def learner_settings(resolved: ResolvedRun) -> dict[str, LearnerSettings]:
         needs=resolved.recipes.needs,
         temperature=config.rollout.temperature,
         seed=config.seed,
-        diagnostics=Diagnostics(config.log.candidates, config.data.responses_per_prompt),
+        diagnostics=Diagnostics(config.log.candidates, config.data.largest_group),
         deterministic=config.deterministic,
     )
     if resolved.memory is None:
@@ -122,6 +122,10 @@ def _group_maker(resolved: ResolvedRun, judge: Judge) -> GroupMaker:
         sampling_params(config, resolved.tokenizer.stop_token_ids),
         responses_per_prompt=config.data.responses_per_prompt,
         seed=config.seed,
+        limits={
+            each.own_name: SourceLimits(each.max_response_tokens, each.responses_per_prompt) for each in config.data.mix
+        },
+        sizes=config.data.group_sizes,
     )
 
 

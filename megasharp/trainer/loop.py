@@ -30,7 +30,7 @@ from typing import NoReturn, Protocol
 from megasharp.algos.base import Needs
 from megasharp.algos.recipe import Recipe
 from megasharp.batching.packing import PackLayout, pack, packing_metrics
-from megasharp.common.control import Reset
+from megasharp.common.control import LengthStage, Reset
 from megasharp.common.errors import TrainingStopped
 from megasharp.common.records import Group, Mean, Metrics, StepBatch, StepStats
 from megasharp.config.run_config import RunConfig
@@ -39,6 +39,7 @@ from megasharp.metrics.group_metrics import advantage_metrics, flatten, group_me
 from megasharp.rollout.step_request import Collected, PromptSource, StepRequest
 from megasharp.rollout.tally import places_in
 from megasharp.trainer.guards import Guards, StopReason
+from megasharp.trainer.source_metrics import source_metrics
 from megasharp.weight_sync.endpoints import WeightSource
 
 
@@ -74,6 +75,14 @@ class Learner(WeightSource, Protocol):
         ...
 
 
+class Prompts(PromptSource, Protocol):
+    """The prompts of training, of one source or of a mixture."""
+
+    def weigh(self, weights: Mapping[str, float] | None) -> None:
+        """Mix sources by these weights from now on; None stands for the mixture's own."""
+        ...
+
+
 class Rollouts(Protocol):
     """Samples responses, has their tasks verify them, and selects groups.
 
@@ -95,9 +104,9 @@ class Recipes(Protocol):
 
 
 class Control(Protocol):
-    """Decides in a run's course: how long responses may be, resets, which gradients are too large, and its end."""
+    """Decides in a run's course: its stages, resets, which gradients are too large, and its end."""
 
-    def response_limit(self, step: int) -> int: ...
+    def stage(self, step: int) -> LengthStage: ...
 
     def reset(self, step: int) -> Reset | None: ...
 
@@ -158,7 +167,7 @@ class Components:
     on, and what `control` decided. `evaluate(step)` returns whether the weights are the best so far and must be saved.
     """
 
-    prompts: PromptSource
+    prompts: Prompts
     rollouts: Rollouts
     recipes: Recipes
     control: Control
@@ -227,11 +236,12 @@ def _stop(parts: Components, state: LoopState, reason: StopReason) -> NoReturn:
 
 def train_step(parts: Components, config: RunConfig, step: int) -> tuple[list[Group], dict[str, float], StepStats]:
     """Train one step; returns its groups, its metrics and the learner's report."""
-    clock, limit = parts.clock, parts.control.response_limit(step)
-    recipe = parts.recipes.at(step, limit)
+    clock, stage = parts.clock, parts.control.stage(step)
+    recipe = parts.recipes.at(step, stage.max_response_tokens)
+    parts.prompts.weigh(stage.weights)
     with clock.stage("phases"):
         parts.phases.sampling()
-    collected = _collect(parts, config, recipe, step, limit)
+    collected = _collect(parts, config, recipe, step, stage)
     with clock.stage("phases"):
         parts.phases.training()
     parts.check_replicas(step, False)
@@ -251,27 +261,34 @@ def train_step(parts: Components, config: RunConfig, step: int) -> tuple[list[Gr
     with clock.stage("sync"):
         parts.sync.push(parts.learner, parts.memory)
     values = group_metrics(groups) | dict(collected.metrics) | collected.tally.metrics()
+    values |= source_metrics(groups, [source.own_name for source in config.data.mix])
     values |= flatten(update) | flatten(memory)
     done = {
         "policy/skipped": stats.skipped,
         "policy/spikes": stats.spikes,
         "policy/reset": reset,
-        "rollout/length_limit": limit,
+        "rollout/length_limit": stage.max_response_tokens,
     }
     return groups, values | {name: float(value) for name, value in done.items()}, stats
 
 
-def _collect(parts: Components, config: RunConfig, recipe: Recipe, step: int, limit: int) -> Collected:
-    """Collect a step's groups, sampled as its recipe asks."""
+def _collect(parts: Components, config: RunConfig, recipe: Recipe, step: int, stage: LengthStage) -> Collected:
+    """Collect a step's groups, sampled as its recipe and its stage ask."""
     needs = recipe.needs
-    last = step == config.steps
     request = StepRequest(
-        step, config.data.prompts_per_step, recipe.select, needs.refill_rounds, needs.memory, last, limit
+        step,
+        config.data.prompts_per_step,
+        recipe.select,
+        needs.refill_rounds,
+        needs.memory,
+        last=step == config.steps,
+        max_tokens=stage.max_response_tokens,
+        responses=stage.responses_per_prompt,
     )
     with parts.clock.uncounted("rollout"):
         collected = parts.rollouts.collect(parts.prompts, request)
-    for stage, seconds in collected.seconds.items():
-        parts.clock.add(stage, seconds)
+    for name, seconds in collected.seconds.items():
+        parts.clock.add(name, seconds)
     asked = {} if request.memory is None else {"memory/mu": request.memory.mu}
     return replace(collected, metrics={**collected.metrics, **asked})
 

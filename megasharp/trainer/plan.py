@@ -290,7 +290,7 @@ def _request(
         split=config.policy,
         batch=Batch(
             prompts=data.prompts_per_step,
-            responses=data.responses_per_prompt,
+            responses=data.largest_group,
             mini_batches=config.recipe.mini_batches,
             oversample=config.rollout.oversample,
             lengths=Lengths(data.max_prompt_tokens / 2, data.max_prompt_tokens, mean, largest),

@@ -138,7 +138,9 @@ def check_inputs(before: Inputs, now: Inputs, resolved: ResolvedRun, allowed: Se
     """
     data = resolved.config.data
     inputs = [
-        ("data.path", before.problems, now.problems, f"the problems in {data.path or data.set}"),
+        ("data.mix", before.problems, now.problems, "the problems of the mixture")
+        if data.mix
+        else ("data.path", before.problems, now.problems, f"the problems in {data.path or data.set}"),
         ("model.path", before.tokenizer, now.tokenizer, f"the tokenizer and its end tokens in {resolved.model.path}"),
         ("model.path", before.weights, now.weights, f"the weights in {resolved.model.path}"),
         *(

@@ -18,11 +18,11 @@ from pathlib import Path
 from megasharp.common.errors import RunFailed, UserError
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
 from megasharp.config.core import find
-from megasharp.config.data import RewardConfig
+from megasharp.config.data import DataSource, MixedSource, RewardConfig, RewardFunction
 from megasharp.config.run_config import RunConfig
 from megasharp.evals.suites import Suite
 from megasharp.tasks.judge import DirectJudge, Item, Judge, TaskItem
-from megasharp.tasks.own_reward import OWN_TASK, OwnFunction, OwnReward, is_own
+from megasharp.tasks.own_reward import OWN_TASK, OwnFunction, OwnReward, is_own, own_task
 from megasharp.tasks.problems import task_of
 from megasharp.tasks.reward_import import look_beside
 from megasharp.tasks.reward_signature import Style, signature_of
@@ -46,7 +46,7 @@ _SHOWN_TEXT = 60
 class RewardJudge:
     """Gives the rewards of a run's `tasks`; `close` ends its workers, whose output goes to `log`.
 
-    `own` are a user's rewards by task (`own_task`); without it those of `reward` judge OWN_TASK. `say` gets what the
+    `own` are a user's rewards by task (`own_rewards`); without it those of `reward` judge OWN_TASK. `say` gets what the
     user risks, and what fails first. Raises UserError where programs are to run in a sandbox that this machine does
     not have.
     """
@@ -242,11 +242,17 @@ def own_reward_of(functions: Sequence[OwnFunction], reward: RewardConfig) -> Own
     return OwnReward(tuple(functions), max(1, reward.concurrency // workers), reward.timeout_s)
 
 
-def own_rewards(reward: RewardConfig) -> dict[str, OwnReward]:
-    """Return the user's rewards by the task that they judge; none without `reward.function` or `reward.functions`."""
-    several = [OwnFunction(each.function, each.weight, each.name or "") for each in reward.functions]
-    found = several if reward.function is None else [OwnFunction(reward.function)]
-    return {OWN_TASK: own_reward_of(found, reward)} if found else {}
+def own_rewards(reward: RewardConfig, mix: Sequence[MixedSource] = ()) -> dict[str, OwnReward]:
+    """Return the user's rewards by the task that they judge: that of all prompts, and those of a mixture's sources."""
+    given: dict[str, str | Sequence[RewardFunction] | None] = {OWN_TASK: reward.function or reward.functions}
+    given |= {own_task(source.own_name): source.reward for source in mix}
+    return {task: own_reward_of(_functions(of), reward) for task, of in given.items() if of}
+
+
+def _functions(given: str | Sequence[RewardFunction]) -> list[OwnFunction]:
+    if isinstance(given, str):
+        return [OwnFunction(given)]
+    return [OwnFunction(each.function, each.weight, each.name or "") for each in given]
 
 
 def described(own: OwnReward, items: Sequence[TaskItem]) -> list[str]:
@@ -261,23 +267,33 @@ def described(own: OwnReward, items: Sequence[TaskItem]) -> list[str]:
 
 def judged_tasks(config: RunConfig, suites: Sequence[Suite]) -> set[str]:
     """Return the tasks whose verifiers a run needs: its suites', and training's where no own function judges it."""
-    training = set(own_rewards(config.reward)) or {task_of(config.data)}
-    return training | {suite.task for suite in suites}
+    return {judging_task(source, config.reward) for source in config.data.sources} | {suite.task for suite in suites}
 
 
-def training_items(items: Sequence[TaskItem], reward: RewardConfig, where: str = "") -> list[TaskItem]:
-    """The problems of training, to be judged by the user's functions where there are some.
+def judging_task(source: DataSource, reward: RewardConfig) -> str:
+    """Return the task that judges a source: that of its own function, of the run's function, or the source's."""
+    if isinstance(source, MixedSource) and source.reward is not None:
+        return own_task(source.own_name)
+    return OWN_TASK if own_rewards(reward) else task_of(source)
+
+
+def training_items(
+    items: Sequence[TaskItem], reward: RewardConfig, where: str = "", source: MixedSource | None = None
+) -> list[TaskItem]:
+    """The problems of training, or of one source of it, to be judged by the user's functions where there are some.
 
     Functions are looked for beside the run file `where` too. Raises UserError where one has no known signature, or
     needs a column that no row has.
     """
     if where:
         look_beside(find(where))
-    for task, own in own_rewards(reward).items():
-        for each in own.functions:
-            signature_of(each.path).check_rows(items)
-        return [replace(item, task=task) for item in items]
-    return list(items)
+    rewards = own_rewards(reward, [] if source is None else [source])
+    task = OWN_TASK if source is None else judging_task(source, reward)
+    if task not in rewards:
+        return list(items)
+    for each in rewards[task].functions:
+        signature_of(each.path).check_rows(items)
+    return [replace(item, task=task) for item in items]
 
 
 def workers_for(reward: RewardConfig, tasks: Collection[str]) -> int:
@@ -300,7 +316,7 @@ def check_judging(reward: RewardConfig, tasks: Collection[str], where: str) -> N
 
     And another library's verifier in this process.
     """
-    if any(map(is_own, tasks)) and not own_rewards(reward):
+    if OWN_TASK in tasks and not own_rewards(reward):
         raise UserError(
             f"{where}: nothing judges the responses to rows of your own: set reward.function=MODULE:FUNCTION, or the "
             "task of the rows, such as data.task=math, for its verifier"

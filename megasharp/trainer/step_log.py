@@ -128,8 +128,8 @@ class StepLog:
         resets, changes = self._control.state.resets.done, self._control.state.lengths.changes
         if row.get("policy/reset"):
             self.note(f"step {step}: {' and '.join(resets[-1].what)} reset first: {resets[-1].reason}")
-        for change in changes[self._noted_changes :]:
-            self.note(f"step {step}: responses of up to {change.max_response_tokens} tokens: {change.reason}")
+        for number, change in enumerate(changes[self._noted_changes :], start=self._noted_changes + 1):
+            self.note(f"step {step}: {self._in_stage(number)}: {change.reason}")
         self._noted_changes = len(changes)
         if groups and all(group.dropped_reason is not None for group in groups):
             dropped = {name.removeprefix("group/dropped_"): n for name, n in row.items() if "group/dropped_" in name}
@@ -149,6 +149,19 @@ class StepLog:
                 "sync.verify, sync.in_flight, rollout.max_staleness and the dtypes of both"
             )
         self._progress.update(StepLine(step, row.get("reward/mean", 0.0), row["rollout/tokens_per_second"]))
+
+    def _in_stage(self, number: int) -> str:
+        """Say what holds in a stage of `data.stages`, of which the last has no entry."""
+        data, after = self._config.data, number == len(self._config.data.stages)
+        stage = None if after else data.stages[number]
+        said = [f"responses of up to {(stage or data).max_response_tokens} tokens"]
+        if any(each.responses_per_prompt for each in data.stages):
+            said.append(f"{(stage and stage.responses_per_prompt) or data.responses_per_prompt} to a prompt")
+        if any(each.weights for each in data.stages):
+            weights = stage.weights if stage and stage.weights else data.weights
+            shares = ", ".join(f"{name} {weight:g}" for name, weight in (weights or {}).items())
+            said.append(f"sources by {shares or 'their rows'}")
+        return "; ".join(said)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add a row of metrics for `step`."""

@@ -33,7 +33,7 @@ _DERIVED = frozenset(
     }
 )
 # What the problems are is said by several keys together, of which a run file always has one.
-_SOURCE = ("task", "set", "path")
+_SOURCE = ("task", "set", "path", "mix")
 
 
 def resumed_config(root: Path, tree: Tree, where: str, say: Say) -> RunConfig:

@@ -53,6 +53,7 @@ class StandIn:
         self.evaluated: list[int] = []
         self.best: set[int] = set()
         self.orders: list[StepRequest] = []
+        self.weighed: list[Mapping[str, float] | None] = []
         self.values: list[Mapping[str, float]] = []
         self.limits: list[float | None] = []
         self.gaps: dict[int, float] = {}
@@ -71,6 +72,9 @@ class StandIn:
 
     def take(self, count: int) -> list[Prompt]:
         return [Prompt(str(i), "t", "", (1, 2), TaskAnswer(), "s", 0, i) for i in range(count)]
+
+    def weigh(self, weights: Mapping[str, float] | None) -> None:
+        self.weighed.append(weights)
 
     def collect(self, source: PromptSource, order: StepRequest) -> Collected:
         self.calls.append("collect")
@@ -421,14 +425,13 @@ def test_an_update_gets_the_limit_that_the_ones_before_it_make() -> None:
     assert [values["policy/spikes"] for values in stand_in.values] == [0.0] * 24 + [1.0]
 
 
-def test_responses_have_the_limit_of_their_stage() -> None:
-    stand_in = StandIn({})
-    _run(
-        stand_in,
-        _config(4),
-        control=_control(LengthStage(max_response_tokens=8, until=2), LengthStage(max_response_tokens=16)),
-    )
+def test_a_step_has_the_limit_the_shares_and_the_number_of_responses_of_its_stage() -> None:
+    stand_in, weights = StandIn({}), {"math": 1.0}
+    first = LengthStage(max_response_tokens=8, until=2, weights=weights, responses_per_prompt=3)
+    _run(stand_in, _config(4), control=_control(first, LengthStage(max_response_tokens=16)))
     assert [order.max_tokens for order in stand_in.orders] == [8, 8, 16, 16]
+    assert [order.responses for order in stand_in.orders] == [3, 3, None, None]
+    assert stand_in.weighed == [weights, weights, None, None]
     assert [values["rollout/length_limit"] for values in stand_in.values] == [8, 8, 16, 16]
 
 

@@ -44,6 +44,14 @@ _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "Gates and clipping",
         (r"candidates/(gate|top1)_rate", r"policy/clip_\w+", r"method/.+(gate|rate|share).*", r"group/zero_advantage"),
     ),
+    (
+        "Sources of the mixture",
+        (
+            r"reward/(?!function/).+/mean",
+            r"group/.+/(pass@\d+|solved_\w+|dropped|prompts)",
+            r"rollout/.+/(length_mean|truncated)",
+        ),
+    ),
     ("Groups", (r"group/solved_\w+", r"group/uniform", r"group/dropped")),
     ("Update", (r"policy/(loss|grad_norm|learning_rate|kl_old|kl_ref|ratio|skipped)",)),
     ("Response lengths", (r"rollout/length_mean", r"responses/lengths", r"rollout/truncated")),

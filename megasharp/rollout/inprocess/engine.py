@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -278,10 +279,10 @@ class InProcessEngine:
                 "leave it out or give the memory network's folder"
             )
         for request in requests:
-            self._check_prompt(request.tokens, sampling.max_tokens)
+            self._check_prompt(request.tokens, request.under(sampling).max_tokens)
         done: dict[tuple[int, int], Completion] = {}
-        for batch in self._batches(requests):
-            completions = self._serve(self._model, requests, batch, sampling)
+        for batch, own in self._batches(requests, sampling):
+            completions = self._serve(self._model, requests, batch, own)
             done.update(((s.request, s.index), c) for s, c in zip(batch, completions, strict=True))
         return [[done[number, index] for index in range(len(request.seeds))] for number, request in enumerate(requests)]
 
@@ -300,14 +301,17 @@ class InProcessEngine:
                 f"{self._policy.vocab}; check that the tokenizer belongs to the model"
             )
 
-    def _batches(self, requests: Sequence[GenerateRequest]) -> Iterator[list[_Sample]]:
-        # Prompts of like length together, because shorter ones are padded.
-        by_length = sorted(range(len(requests)), key=lambda number: len(requests[number].tokens))
-        samples = [
-            _Sample(number, index, seed) for number in by_length for index, seed in enumerate(requests[number].seeds)
-        ]
-        for start in range(0, len(samples), self._max_batch):
-            yield samples[start : start + self._max_batch]
+    def _batches(
+        self, requests: Sequence[GenerateRequest], sampling: SamplingParams
+    ) -> Iterator[tuple[list[_Sample], SamplingParams]]:
+        # A batch has one limit of tokens. In it prompts of like length are together, because shorter ones are padded.
+        own = [request.under(sampling) for request in requests]
+        ordered = sorted(range(len(requests)), key=lambda n: (own[n].max_tokens, len(requests[n].tokens)))
+        for _, numbers in groupby(ordered, key=lambda n: own[n].max_tokens):
+            samples = [_Sample(n, index, seed) for n in numbers for index, seed in enumerate(requests[n].seeds)]
+            for start in range(0, len(samples), self._max_batch):
+                batch = samples[start : start + self._max_batch]
+                yield batch, own[batch[0].request]
 
     def _serve(
         self,

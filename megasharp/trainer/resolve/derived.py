@@ -51,8 +51,8 @@ def derived(
         take("data", "max_prompt_tokens", *_prompt_limit(lengths, architecture.max_positions))
     prompt = found["data"].get("max_prompt_tokens", data.max_prompt_tokens)
     if data.max_response_tokens is None:
-        task, room = task_of(data), max(1, architecture.max_positions - prompt)
-        wanted = response_of(task)
+        room = max(1, architecture.max_positions - prompt)
+        wanted, task = max((response_of(task), task) for task in map(task_of, data.sources))
         why = f"for task {task}" if wanted <= room else f"the positions of the model less {prompt} of the prompt"
         take("data", "max_response_tokens", min(wanted, room), why)
     if config.policy.micro_batch_tokens is None:

@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from megasharp.checkpoint.manifest import MANIFEST
 from megasharp.checkpoint.store import CheckpointStore
 from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import note
 from megasharp.config.core import find
-from megasharp.config.data import DataConfig
+from megasharp.config.data import DataSource
 from megasharp.config.hub import hub_model, model_place
+from megasharp.config.run_config import RunConfig
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.hf_folder import HFReader, check_tokenizer, read_config
 from megasharp.convert.lora import recorded_adapters
 from megasharp.convert.model_folder import CONFIG_FILE, ModelFolder, is_part, model_folder, what_it_is
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.problems import load_problems, prompt_of
+from megasharp.tasks.stream import sampled
+from megasharp.trainer.reward_judge import training_items
 
 
-def training_problems(data: DataConfig, where: str) -> list[TaskItem]:
-    """Read all problems, in their own order; `where` names the configuration file. Raises UserError in one line."""
-    if data.set is None and data.path is None:
-        raise UserError(f"{where}: data.path: name a data file of task {data.task!r}")
-    return load_problems(data, find(data.path) if data.path is not None else None, prompt_of(data))
+def training_problems(config: RunConfig, where: str) -> list[TaskItem]:
+    """Read all problems, in their own order, to be judged as the run's rewards say; `where` names its file.
+
+    Those of a mixture follow each other by source. Each is named after its source, which is its `source` then too.
+    Raises UserError in one line.
+    """
+    if not config.data.mix:
+        return training_items(_problems(config.data, f"{where}: data"), config.reward, where)
+    found: list[TaskItem] = []
+    for source in config.data.mix:
+        name = source.own_name
+        rows = _problems(source, f"{where}: data.mix: {name}")
+        if source.size is not None and source.size > len(rows):
+            raise UserError(f"{where}: data.mix: {name}: size={source.size} of {len(rows)} problems; lower it")
+        items = training_items(sampled(rows, source.size, config.seed), config.reward, where, source)
+        found += [replace(item, id=f"{name}/{item.id}", source=name) for item in items]
+    return found
+
+
+def _problems(source: DataSource, key: str) -> list[TaskItem]:
+    if source.set is None and source.path is None:
+        raise UserError(f"{key}.path: name a data file of task {source.task!r}")
+    return load_problems(source, find(source.path) if source.path is not None else None, prompt_of(source))
 
 
 # The keys by which a checkpoint records at which commit a model of the hub was taken.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from megasharp.common.errors import UserError
 from megasharp.common.terminal import visible
 from megasharp.config.core import Tree
-from megasharp.config.data import DataSource
+from megasharp.config.data import DataSource, MixedSource
 from megasharp.config.run_config import RunConfig
 from megasharp.evals.suites import OWN, Asking, Suite
+from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.own_reward import is_own
 from megasharp.tasks.problems import is_worded, prompt_of, published_prompt, task_of
 from megasharp.tasks.prompts import by_chat, markers_in, template_named
@@ -30,17 +31,34 @@ def checked_name(prompt: str) -> str:
     return prompt
 
 
-def trained_by(config: RunConfig, prompts: TokenizedPrompts) -> tuple[str, str]:
-    """Return training's task and its prompts' template, which is empty for the words or messages of own rows."""
-    worded = is_worded(config.data, (item for item, _ in prompts.prompts))
-    return task_of(config.data), prompt_of(config.data) if worded else ""
+def trained_by(config: RunConfig, prompts: TokenizedPrompts) -> dict[str, str]:
+    """Return training's tasks, each with its prompts' template, which is empty for words or messages of own rows.
+
+    Of several sources of a task in a mixture, the first counts.
+    """
+    found: dict[str, str] = {}
+    for source in config.data.sources:
+        found.setdefault(task_of(source), _template(source, prompts))
+    return found
+
+
+def _template(source: DataSource, prompts: TokenizedPrompts) -> str:
+    return prompt_of(source) if is_worded(source, (item for item, _ in _prompts(source, prompts))) else ""
+
+
+def _prompts(source: DataSource, prompts: TokenizedPrompts) -> Iterator[tuple[TaskItem, tuple[int, ...]]]:
+    """The problems of one source, with their tokens."""
+    name = source.own_name if isinstance(source, MixedSource) else None
+    return ((item, tokens) for item, tokens in prompts.prompts if name in (None, item.source))
 
 
 def asking_of(config: RunConfig) -> Asking:
     """Return how a run asks suites whose files name no template. Raises UserError for an unknown one."""
     name = config.eval.prompt and checked_name(config.eval.prompt)
-    data = config.data
-    return Asking(name, (task_of(data), prompt_of(data)), (data.system, data.template))
+    # The first source of a task counts.
+    sources = {task_of(source): source for source in reversed(config.data.sources)}
+    words = {task: (each.system, each.template) for task, each in sources.items() if each.system or each.template}
+    return Asking(name, {task: prompt_of(source) for task, source in sources.items()}, words)
 
 
 def prompts_meant(stored: Tree) -> Tree:
@@ -69,14 +87,15 @@ def check_words(data: DataSource, tokenizer: TextTokenizer, where: str) -> None:
 
 
 def check_markers(
-    training: str, suites: Sequence[Suite], tokenizer: TextTokenizer, where: str, key: str = "eval.prompt"
+    training: Iterable[str], suites: Sequence[Suite], tokenizer: TextTokenizer, where: str, key: str = "eval.prompt"
 ) -> None:
     """Raise UserError for a template whose own words name special tokens that this tokenizer does not have.
 
-    `training` is the template of training, empty for none, and `key` sets that of the suites. Such names in a problem's
-    text are the problem's.
+    `training` are the templates of training, empty for none, and `key` sets that of the suites. Such names in a
+    problem's text are the problem's.
     """
-    asked = [("it", training, "data.prompt"), *((f"suite {each.name}", each.prompt, key) for each in suites)]
+    trained = [("it", name, "data.prompt") for name in training]
+    asked = [*trained, *((f"suite {each.name}", each.prompt, key) for each in suites)]
     for who, name, its_key in asked:
         template = template_named(name) if name else None
         missing = tokenizer.missing(template.markers) if template else []
@@ -87,10 +106,19 @@ def check_markers(
             )
 
 
-def shown_prompt(config: RunConfig, prompts: TokenizedPrompts, tokenizer: TextTokenizer) -> str:
-    """Return the first prompt in one line, special tokens and control characters written out, and its making."""
-    (item, tokens), (task, name) = prompts.prompts[0], trained_by(config, prompts)
-    by = name or (_WORDS if item.turns else f"{task}'s own")
+def shown_prompts(config: RunConfig, prompts: TokenizedPrompts, tokenizer: TextTokenizer) -> list[str]:
+    """Return each source's first prompt in one line, special tokens and control characters written out, and its making.
+
+    A mixture's begin with the source's name.
+    """
+    if not config.data.mix:
+        return [_shown(config.data, prompts, tokenizer)]
+    return [f"{source.own_name}: {_shown(source, prompts, tokenizer)}" for source in config.data.mix]
+
+
+def _shown(source: DataSource, prompts: TokenizedPrompts, tokenizer: TextTokenizer) -> str:
+    item, tokens = next(_prompts(source, prompts))
+    by = _template(source, prompts) or (_WORDS if item.turns else f"{task_of(source)}'s own")
     if item.turns:
         written = tokenizer.chat(item.turns) is not None
         by += " in the model's chat template" if written else " as plain text, for the model has no chat template"
@@ -114,18 +142,19 @@ def turn_end_note(prompts: TokenizedPrompts, tokenizer: TextTokenizer) -> list[s
     ]
 
 
-def prompt_differences(training: tuple[str, str], suites: Sequence[Suite]) -> list[str]:
-    """Return the line that says which suites of training's task are asked otherwise than training, if any are.
+def prompt_differences(training: Mapping[str, str], suites: Sequence[Suite]) -> list[str]:
+    """Return lines that say which suites of a task of training's are asked otherwise than training, if any are.
 
-    Where a function of the user's judges, any suite is compared.
+    Where a function of the user's judges, any suite of no other task of training's is compared.
     """
-    task, template = training
-    other = [
-        f"{each.name} asks by {each.prompt or _WORDS}"
-        for each in suites
-        if each.prompt != template and (each.task == task or is_own(task))
+    own = next((template for task, template in training.items() if is_own(task)), None)
+    other: dict[str, list[str]] = {}
+    for each in suites:
+        template = training.get(each.task, own)
+        if template is not None and each.prompt != template:
+            other.setdefault(template, []).append(f"{each.name} asks by {each.prompt or _WORDS}")
+    return [
+        f"eval prompts differ from training's: suite {', '.join(names)}, training by {template or _WORDS}; set "
+        "eval.prompt"
+        for template, names in other.items()
     ]
-    if not other:
-        return []
-    by = template or _WORDS
-    return [f"eval prompts differ from training's: suite {', '.join(other)}, training by {by}; set eval.prompt"]

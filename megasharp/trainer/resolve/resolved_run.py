@@ -45,7 +45,7 @@ from megasharp.trainer.resolve.models import (
 )
 from megasharp.trainer.resolve.prompts import asking_of, check_markers, check_words
 from megasharp.trainer.resolve.recipes import build_recipes, check_prolonged, resolved_config
-from megasharp.trainer.reward_judge import check_judging, judged_tasks, training_items
+from megasharp.trainer.reward_judge import check_judging, judged_tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,10 @@ def check(
     check_engine_keys(config, where)
     model, architecture = open_model(config.model.path, config.model.revision, commits.get(MODEL_KEY), weights)
     tokenizer = load_tokenizer(model.description).with_bos(config.data.bos)
-    if not begun:
-        check_words(config.data, tokenizer, where)
-    items = training_items(training_problems(config.data, where), config.reward, where)
-    prompts = tokenize_prompts(items, tokenizer)
+    for source in config.data.sources if not begun else ():
+        check_words(source, tokenizer, where)
+    names = [source.own_name for source in config.data.mix]
+    prompts = tokenize_prompts(training_problems(config, where), tokenizer, sources=names)
     config, clauses = derived(config, architecture, prompts.lengths)
     recipes = build_recipes(config, where)
     check_prolonged(config, recipes.needs, where)
@@ -115,7 +115,7 @@ def check(
     asking = asking_of(config)
     suites = tuple(load_suite(name, asking=asking) for name in config.eval.suites)
     if not begun:
-        check_markers(prompt_of(config.data), suites, tokenizer, where)
+        check_markers(map(prompt_of, config.data.sources), suites, tokenizer, where)
     check_judging(config.reward, judged_tasks(config, suites), where)
     policy = config.policy
     return ResolvedRun(

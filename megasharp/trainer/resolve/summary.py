@@ -8,16 +8,23 @@ from megasharp.convert.lora import trained_parameters
 from megasharp.planner.memory import run_text, runs_of_layers
 from megasharp.trainer.resolve.devices import device_of
 from megasharp.trainer.resolve.engine_settings import choose_transport
-from megasharp.trainer.resolve.prompts import prompt_differences, shown_prompt, trained_by, turn_end_note
+from megasharp.trainer.resolve.prompts import prompt_differences, shown_prompts, trained_by, turn_end_note
 from megasharp.trainer.resolve.recipes import correction_notes
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
-from megasharp.trainer.reward_judge import TRIED_ROWS, described, judged_tasks, own_rewards, workers_for
+from megasharp.trainer.reward_judge import (
+    TRIED_ROWS,
+    described,
+    judged_tasks,
+    judging_task,
+    own_rewards,
+    workers_for,
+)
 
 
 def describe(resolved: ResolvedRun) -> str:
     """Return ranks and their parts, batch sizes, engine and recipe, one fact a line."""
     config, arch, layout = resolved.config, resolved.architecture, resolved.layout
-    responses = config.data.prompts_per_step * config.data.responses_per_prompt
+    group = config.data.largest_group
     device = "GPUs" if device_of(config) == "cuda" else "the CPU"
     limits = [*(stage.max_response_tokens for stage in config.data.stages), config.data.max_response_tokens]
     lines = [
@@ -26,15 +33,16 @@ def describe(resolved: ResolvedRun) -> str:
         f"policy     {layout.world} rank(s) = dp {layout.dp} x tp {layout.tp} x pp {layout.pp} x cp {layout.cp} on "
         f"{device}, " + _processes(resolved),
         *(_stage(resolved, stage) for stage in range(layout.pp)),
-        f"step       {config.data.prompts_per_step} prompts x {config.data.responses_per_prompt} = {responses} "
-        f"responses, {config.recipe.mini_batches} optimizer step(s), <= {config.policy.micro_batch_tokens} tokens "
-        "a micro-batch",
+        f"step       {config.data.prompts_per_step} prompts x {group} = {config.data.prompts_per_step * group} "
+        f"responses{' at most' if len(config.data.group_sizes) > 1 else ''}, {config.recipe.mini_batches} optimizer "
+        f"step(s), <= {config.policy.micro_batch_tokens} tokens a micro-batch",
         f"rollouts   {_engines(resolved)}, temperature {config.rollout.temperature}, <= "
         f"{', then '.join(map(str, limits))} tokens",
         f"recipe     {', '.join(resolved.recipes.final.methods)}; {resolved.recipes.final.reduction.value}",
         f"data       {_prompts(resolved)}; evaluation on "
         + (", ".join(suite.name for suite in resolved.suites) or "nothing"),
-        f"prompt     {shown_prompt(config, resolved.prompts, resolved.tokenizer)}",
+        *_sources(resolved),
+        *(f"prompt     {line}" for line in shown_prompts(config, resolved.prompts, resolved.tokenizer)),
         *([f"derived    {', '.join(resolved.derived)}"] if resolved.derived else []),
         *_reward(resolved),
     ]
@@ -57,12 +65,42 @@ def _prompts(resolved: ResolvedRun) -> str:
     return f"{len(prompts)} of {len(prompts.lengths)} prompts of {data.label}; {'; '.join(left_out)}"
 
 
+def _sources(resolved: ResolvedRun) -> list[str]:
+    """Return a line for each source of a mixture: its prompts, its share, its judge, and limits of its own."""
+    data, reward = resolved.config.data, resolved.config.reward
+    counts = resolved.prompts.counts
+    weights = data.weights or counts
+    # Of each stage that has its own, and of what comes after the last.
+    courses = [*(stage.weights for stage in data.stages if stage.weights is not None), weights]
+    lines = []
+    for source in data.mix:
+        name = source.own_name
+        shares = [100 * weights.get(name, 0.0) / sum(weights.values()) for weights in courses]
+        judge = judging_task(source, reward)
+        own = own_rewards(reward, data.mix).get(judge)
+        by = ", ".join(each.path for each in own.functions) if own else judge
+        limits = [
+            *([f"<= {source.max_response_tokens} tokens"] if source.max_response_tokens else []),
+            *([f"{source.responses_per_prompt} responses"] if source.responses_per_prompt else []),
+        ]
+        share = ", then ".join(f"{share:.3g} %" for share in shares)
+        lines.append(
+            f"  {name}: {counts[name]} prompts of {source.label}, {share} of a step, judged by {by}"
+            + "".join(f", {limit}" for limit in limits)
+        )
+    return lines
+
+
 def _reward(resolved: ResolvedRun) -> list[str]:
-    reward = resolved.config.reward
+    reward, mix = resolved.config.reward, resolved.config.data.mix
     workers = workers_for(reward, judged_tasks(resolved.config, resolved.suites))
     where = f"in {workers} worker process(es)" if workers else "in this process"
-    items = [item for item, _ in resolved.prompts.prompts[:1]]
-    lines = [line for own in own_rewards(reward).values() for line in described(own, items)]
+    rows = resolved.prompts.first(1)
+    lines = [
+        line
+        for task, own in own_rewards(reward, mix).items()
+        for line in described(own, [row for row in rows if row.task == task])
+    ]
     tried = f"           {where}, called on {TRIED_ROWS} rows before a run loads anything"
     return [f"reward     {line}" for line in lines] + ([tried] if lines else [])
 

@@ -123,7 +123,7 @@ def test_suites_are_asked_as_training_is_unless_they_say_otherwise(resolve: Reso
     assert own.prompt == "dapo"
     (own,) = resolve("qwen", "data.prompt=boxed_verl", "eval.prompt=suite").suites
     assert own.prompt == "boxed_chatml"
-    assert prompt_differences(("math", ""), []) == []
+    assert prompt_differences({"math": ""}, []) == []
     with pytest.raises(UserError, match="no template 'boxed_ver'; did you mean boxed_verl"):
         resolve("qwen", "eval.prompt=boxed_ver")
 
@@ -131,15 +131,15 @@ def test_suites_are_asked_as_training_is_unless_they_say_otherwise(resolve: Reso
 @each_case(
     ("asking", "task", "own", "prompt"),
     [
-        (Asking(None, ("math", "boxed_verl")), "math", "boxed_chatml", "boxed_verl"),
-        (Asking(None, ("math", "boxed_verl")), "choice", "boxed_chatml", "boxed_chat"),
-        (Asking(None, ("math", "boxed_verl")), "code", "livecodebench", "livecodebench"),
-        (Asking(None, ("math", "boxed_verl")), "countdown", "", ""),
-        (Asking("boxed_verl", ("code", "deepcoder")), "choice", "boxed_chatml", "boxed_verl"),
+        (Asking(None, {"math": "boxed_verl"}), "math", "boxed_chatml", "boxed_verl"),
+        (Asking(None, {"math": "boxed_verl"}), "choice", "boxed_chatml", "boxed_chat"),
+        (Asking(None, {"math": "boxed_verl"}), "code", "livecodebench", "livecodebench"),
+        (Asking(None, {"math": "boxed_verl"}), "countdown", "", ""),
+        (Asking("boxed_verl", {"code": "deepcoder"}), "choice", "boxed_chatml", "boxed_verl"),
         (Asking("boxed_verl"), "own", "", "boxed_verl"),
-        (Asking(None, ("own", "boxed_verl")), "own", "", "boxed_verl"),
+        (Asking(None, {"own": "boxed_verl"}), "own", "", "boxed_verl"),
         (Asking("boxed_verl"), "countdown_3", "countdown_qwen", "countdown_chat"),
-        (Asking("suite", ("math", "boxed_verl")), "math", "boxed_qwen", "boxed_qwen"),
+        (Asking("suite", {"math": "boxed_verl"}), "math", "boxed_qwen", "boxed_qwen"),
         (Asking(), "math", "boxed_qwen", "boxed_chat"),
     ],
 )
@@ -193,7 +193,7 @@ def test_a_stored_run_goes_on_with_the_prompts_it_began_with(resolve: Resolve, t
     config = resumed("data.prompt=null")
     assert (config.data.prompt, config.data.bos, config.eval.prompt) == ("boxed_chatml", False, "suite")
     assert check_resume(run, config) == []
-    assert asking_of(config) == Asking("suite", ("math", "boxed_chatml"))
+    assert asking_of(config) == Asking("suite", {"math": "boxed_chatml"})
     measured = config_of(run)
     assert measured is not None and asking_of(measured) == asking_of(config)
     with pytest.raises(UserError, match=r"data\.prompt was 'boxed_chatml' and is now 'plain'"):

@@ -157,7 +157,7 @@ class Router:
 
     def submit(self, request: GenerateRequest, sampling: SamplingParams) -> Answer:
         """Send a request. Its future raises NotSampled, EnginesLost, or RunFailed when no engine is left."""
-        whole = _Request(request, sampling)
+        whole = _Request(request, request.under(sampling))
         self._requests[whole.answer] = whole
         whole.answer.add_done_callback(lambda answer: self._requests.pop(answer, None))
         self._call(self._take, whole)

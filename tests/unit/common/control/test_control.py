@@ -164,7 +164,7 @@ def test_stages_end_by_step_and_the_last_one_stays() -> None:
         LengthStage(max_response_tokens=16, until=3),
         LengthStage(max_response_tokens=4),
     )
-    assert [found.response_limit(step) for step in range(1, 7)] == [8, 8, 16, 4, 4, 4]
+    assert [found.stage(step).max_response_tokens for step in range(1, 7)] == [8, 8, 16, 4, 4, 4]
     assert found.state.lengths.changes == (
         LengthChange(2, 16, "step 2 is done"),
         LengthChange(3, 4, "step 3 is done"),
@@ -182,7 +182,7 @@ def test_a_stage_ends_when_responses_meet_its_limit() -> None:
     )
     limits = []
     for step, share in enumerate([0.3, 0.1, 0.4, 0.5, 0.1, 0.1], start=1):
-        limits.append(found.response_limit(step))
+        limits.append(found.stage(step).max_response_tokens)
         found.trained({TRUNCATED: share})
     assert limits == [8, 8, 8, 16, 16, 32]
     assert found.state.lengths.changes[0].reason == "rollout/truncated is 0.25 over 2 steps, above 0.2"
@@ -195,9 +195,9 @@ def test_a_stage_ends_when_an_evaluation_stagnates() -> None:
         LengthStage(max_response_tokens=16),
     )
     for step, value in enumerate([0.1, 0.2, 0.2], start=1):
-        assert found.response_limit(step) == 8
+        assert found.stage(step).max_response_tokens == 8
         found.evaluated(step, {PASS: value}, scheduled=True)
-    assert found.response_limit(4) == 16
+    assert found.stage(4).max_response_tokens == 16
 
 
 def test_the_best_of_each_figure_is_kept_with_its_step() -> None:
@@ -228,7 +228,7 @@ def decisions(seed: int, stop_at: int | None, after_evaluation: bool) -> tuple[l
     )
     found, limits = control(rules, *stages), []
     for step in range(1, 31):
-        limits.append(found.response_limit(step))
+        limits.append(found.stage(step).max_response_tokens)
         if (due := found.reset(step)) is not None:
             found.carried_out(due)
         found.trained({TRUNCATED: shares[step]})

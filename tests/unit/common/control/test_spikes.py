@@ -66,13 +66,13 @@ def test_what_came_before_a_reset_or_another_stage_sets_no_limit() -> None:
     stages = (LengthStage(max_response_tokens=8, until=3), LengthStage(max_response_tokens=16))
     control = Control(Rules(ResetRule(), stages, RULE), ControlState())
     for step in (1, 3):
-        control.response_limit(step)
+        control.stage(step)
         control.updated([1.0, 2.0] * 15)
         assert control.norm_limit() is not None
-    control.response_limit(4)
+    control.stage(4)
     assert control.norm_limit() is None
     control.updated([1.0, 2.0] * 15)
-    control.response_limit(5)
+    control.stage(5)
     assert control.norm_limit() is not None
     control.carried_out(Reset(5, "every 5 steps", ("reference",)))
     assert control.norm_limit() is None

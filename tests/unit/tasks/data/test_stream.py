@@ -14,7 +14,7 @@ from megasharp.common.errors import UserError
 from megasharp.tasks.countdown import CountdownAnswer
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.sets.load import load_set
-from megasharp.tasks.stream import DataCursor, PromptStream, TokenizedPrompts, tokenize_prompts
+from megasharp.tasks.stream import DataCursor, Epochs, PromptStream, TokenizedPrompts, tokenize_prompts
 from megasharp.tasks.table import load_items
 
 ANSWER = CountdownAnswer((1, 2), 3)
@@ -174,13 +174,13 @@ def test_an_epoch_is_shuffled_once_for_all_its_pending_prompts(monkeypatch: pyte
     whole = stream().take(23)
     resumed = stream()
     shuffles: list[int] = []
-    shuffled = PromptStream._shuffled
+    shuffled = Epochs._shuffled
 
-    def counted(self: PromptStream, epoch: int) -> list[int]:
+    def counted(self: Epochs, epoch: int) -> list[int]:
         shuffles.append(epoch)
         return shuffled(self, epoch)
 
-    monkeypatch.setattr(PromptStream, "_shuffled", counted)
+    monkeypatch.setattr(Epochs, "_shuffled", counted)
     resumed.restore(DataCursor(2, 3), [DataCursor(prompt.epoch, prompt.position) for prompt in whole])
     assert resumed.take(23) == whole
     assert shuffles == [2, 0, 1]
