@@ -30,7 +30,7 @@ from megasharp.trainer.resolve.engine_settings import (
     cluster_layout,
     engines_on_a_node,
 )
-from megasharp.trainer.resolve.models import training_problems
+from megasharp.trainer.resolve.models import source_problems
 from megasharp.trainer.resolve.recipes import build_recipes
 
 # Megatron overlaps communication with computation in order only where the device has one queue (TP before Blackwell).
@@ -96,8 +96,9 @@ def _fetch_inputs(config: RunConfig, where: str) -> None:
     memory = build_recipes(config, where).needs.memory
     if memory is not None:
         model_place(memory.network.path, memory.network.revision)
-    if config.data.path is None or is_hub_id(config.data.path):
-        training_problems(config.data, where)
+    for source in config.data.sources:
+        if source.path is None or is_hub_id(source.path):
+            source_problems(source, f"{where}: data")
     for suite in config.eval.suites:
         load_suite(suite)
 

@@ -29,11 +29,11 @@ def training_problems(config: RunConfig, where: str) -> list[TaskItem]:
     Raises UserError in one line.
     """
     if not config.data.mix:
-        return training_items(_problems(config.data, f"{where}: data"), config.reward, where)
+        return training_items(source_problems(config.data, f"{where}: data"), config.reward, where)
     found: list[TaskItem] = []
     for source in config.data.mix:
         name = source.own_name
-        rows = _problems(source, f"{where}: data.mix: {name}")
+        rows = source_problems(source, f"{where}: data.mix: {name}")
         if source.size is not None and source.size > len(rows):
             raise UserError(f"{where}: data.mix: {name}: size={source.size} of {len(rows)} problems; lower it")
         items = training_items(sampled(rows, source.size, config.seed), config.reward, where, source)
@@ -41,7 +41,8 @@ def training_problems(config: RunConfig, where: str) -> list[TaskItem]:
     return found
 
 
-def _problems(source: DataSource, key: str) -> list[TaskItem]:
+def source_problems(source: DataSource, key: str) -> list[TaskItem]:
+    """Read all problems of one source; `key` is the file and the key that name it. Raises UserError in one line."""
     if source.set is None and source.path is None:
         raise UserError(f"{key}.path: name a data file of task {source.task!r}")
     return load_problems(source, find(source.path) if source.path is not None else None, prompt_of(source))

@@ -54,7 +54,7 @@ def label(file: Path) -> str:
 
 def on_minimal(tree: Tree, file: Path) -> RunConfig:
     minimal: Tree = parse_yaml(MINIMAL, "minimal")
-    if "set" in tree.get("data", {}):
+    if {"set", "mix"} & tree.get("data", {}).keys():
         del minimal["data"]
     return validate(RunConfig, merge(minimal, tree), str(file))
 

@@ -65,11 +65,21 @@ def test_what_cannot_come_true_is_refused(run_file: Path, overrides: list[str], 
     assert "\n" not in str(refused.value)
 
 
-@each_case("file", ["prolonged.yaml", "algo/paper/prorl_mixed_r1-distill-qwen-1.5b.yaml"])
-def test_what_ships_for_long_runs_can_come_true(run_file: Path, file: str) -> None:
-    run_file.write_text(f"{RUN.partition('data:')[0]}data: {{task: t}}\ninclude: [{REPOSITORY / 'configs' / file}]\n")
+@each_case(
+    ("file", "data", "responses"),
+    [
+        ("prolonged.yaml", "{}", [16, 32]),
+        ("prolonged_schedule.yaml", "{task: t}", [16, 32]),
+        ("algo/paper/prorl_mixed_r1-distill-qwen-1.5b.yaml", "{task: t}", [None]),
+    ],
+)
+def test_what_ships_for_long_runs_can_come_true(
+    run_file: Path, file: str, data: str, responses: list[int | None]
+) -> None:
+    run_file.write_text(f"{RUN.partition('data:')[0]}data: {data}\ninclude: [{REPOSITORY / 'configs' / file}]\n")
     config = checked(run_file)
-    assert len(config.data.stages) == 1 and config.recipe.reset.stagnation is not None
+    assert [stage.responses_per_prompt for stage in config.data.stages] == responses
+    assert config.recipe.reset.stagnation is not None
 
 
 @each_case(
