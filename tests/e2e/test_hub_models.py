@@ -83,6 +83,7 @@ def test_a_run_fetches_its_model_once_and_stays_at_its_commit(hub: Path, tmp_pat
     said = megasharp("train", "run.yaml", "name=again", "--dry-run")
     assert "the hub cannot be reached" in said and "read from the hub's cache" in said
     said = megasharp("train", "run.yaml", "--dry-run", code=2, HF_HOME=str(tmp_path / "empty"), HF_HUB_OFFLINE="1")
-    assert said.startswith("megasharp: owner/tiny is no folder here, the hub's cache (") and said.count("\n") == 1
+    assert said.startswith("megasharp: run.yaml: owner/tiny is no folder here, the hub's cache (")
+    assert said.count("\n") == 1
     shutil.copytree(hub / "owner", tmp_path / "here/owner")
     assert "hub" not in megasharp("train", "run.yaml", "name=folder", "--dry-run")
