@@ -110,12 +110,12 @@ class DataSource(Section):
 
     @property
     def is_mixture(self) -> bool:
-        """Whether the problems are those of several other sources."""
+        """Return whether the problems are those of several other sources."""
         return False
 
     @property
     def is_own(self) -> bool:
-        """Whether path holds rows of the user's own, which need no schema of a task's."""
+        """Return whether path holds rows of the user's own, which need no schema of a task's."""
         return self.set is None and (self.task is None or any(getattr(self, key) is not None for key in _OF_OWN_ROWS))
 
     @property
@@ -267,7 +267,7 @@ class DataConfig(DataSource):
 
     @property
     def is_mixture(self) -> bool:
-        """Whether the problems are those of the sources in `mix`."""
+        """Return whether the problems are those of the sources in `mix`."""
         return bool(self.mix)
 
     @property

@@ -194,7 +194,7 @@ def _kept(groups: list[Group]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SourceLimits:
-    """What one source of a mixture has of its own: a limit of tokens, and a number of responses; None: as all have."""
+    """Limits of one source of a mixture: a limit of tokens, and a number of responses; None: as all have."""
 
     max_tokens: int | None = None
     responses: int | None = None

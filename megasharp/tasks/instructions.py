@@ -220,7 +220,7 @@ def _quoted(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How an instruction is judged: `follows(response, arguments)`, and the names of its arguments, in one text."""
+    """The judge of an instruction: `follows(response, arguments)`, and the names of its arguments, in one text."""
 
     follows: Callable[[str, Mapping[str, Any]], bool]
     needs: str = ""

@@ -89,7 +89,7 @@ class ItemVerifier(ABC):
     @property
     @abstractmethod
     def reads_rows(self) -> bool:
-        """Whether it reads more of an item than a text and an answer."""
+        """Return whether it reads more of an item than a text and an answer."""
 
     @abstractmethod
     def verdicts(self, items: Sequence[Item], passing: tuple[type[BaseException], ...] = ()) -> list[Verdict]:

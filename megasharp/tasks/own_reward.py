@@ -88,7 +88,7 @@ class OwnReward(ItemVerifier):
 
     @property
     def reads_rows(self) -> bool:
-        """Whether a function takes more than a text and an answer."""
+        """Return whether a function takes more than a text and an answer."""
         return any(signature_of(each.path).style is not Style.PLAIN for each in self.functions)
 
     def set_up(self) -> None:

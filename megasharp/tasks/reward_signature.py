@@ -63,7 +63,7 @@ class Signature:
 
     @property
     def batched(self) -> bool:
-        """Whether it takes several responses in one call."""
+        """Return whether it takes several responses in one call."""
         return self.style is Style.TRL
 
     def columns_of(self, row: Mapping[str, Any] | None) -> list[str]:

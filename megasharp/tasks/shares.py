@@ -15,7 +15,7 @@ _WHOLE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a source has had: its share of all prompts, the prompts that it is behind, and those left in the block.
+    """A source's account: its share of all prompts, the prompts that it is behind, and those left in the block.
 
     Example: `Account(share=0.25, owed=-0.5, left=63)`.
     """
