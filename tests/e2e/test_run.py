@@ -283,7 +283,7 @@ def test_a_reward_that_does_not_work_ends_a_run_before_it_loads_or_with_a_checkp
         return [out, *error.splitlines()]
 
     out, line = ended("none", 2)
-    assert "reward     late_reward:none in " in out
+    assert "reward     late_reward:none: " in out
     log = command.runs / "none" / "logs" / "attempt_1" / "verifiers.log"
     assert "late_reward:none gives no reward for row " in line and "returned None" in line and f"more in {log}" in line
     assert not (log.parent / "rank_0.log").exists() and "returned None" in log.read_text()
