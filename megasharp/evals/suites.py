@@ -21,7 +21,7 @@ from megasharp.tasks.own_reward import is_own
 from megasharp.tasks.own_rows import as_template
 from megasharp.tasks.problems import is_worded, load_problems, published_prompt, task_of
 from megasharp.tasks.prompts import by_chat, template_named, worded
-from megasharp.tasks.sets.row_sources import is_hub_id
+from megasharp.tasks.sets.row_sources import is_set_id
 from megasharp.tasks.stream import sampled
 
 _ELLIPSES = ("...", "…")
@@ -221,6 +221,6 @@ def _data_path(suite: Path, data: str) -> Path:
     for folder in (*suite.resolve().parents[:3], Path.cwd()):
         if (folder / data).exists():
             return folder / data
-    if is_hub_id(data):
+    if is_set_id(data):
         return Path(data)
     raise UserError(f"{suite}: path: no data {data!r} beside this file or in {Path.cwd()}")

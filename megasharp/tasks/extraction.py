@@ -158,7 +158,7 @@ def object_field(fields: Fields, key: str, where: str) -> Fields:
     """A field that must be an object. Raises UserError otherwise."""
     value = fields.get(key)
     if not isinstance(value, dict):
-        raise UserError(f"{where}: '{key}' must be an object, got {_short(value)}{absent(fields, key)}")
+        raise UserError(f"{where}: '{key}' must be an object, got {short(value)}{absent(fields, key)}")
     return value
 
 
@@ -166,7 +166,7 @@ def optional_text(fields: Fields, key: str, where: str) -> str:
     """A field that must be a string or null where there is one; empty where there is none. Raises UserError."""
     value = fields.get(key)
     if value is not None and not isinstance(value, str):
-        raise UserError(f"{where}: '{key}' must be a string, got {_short(value)}")
+        raise UserError(f"{where}: '{key}' must be a string, got {short(value)}")
     return value or ""
 
 
@@ -221,7 +221,7 @@ def check_names(names: Iterable[str], path: Path) -> None:
         seen.add(name)
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
     """A value as a message shows it: rows may hold megabytes."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -17,7 +17,7 @@ from typing import Any
 from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import note
 from megasharp.common.records import TaskAnswer
-from megasharp.tasks.extraction import Fields, is_unicode, plain_columns
+from megasharp.tasks.extraction import Fields, is_unicode, plain_columns, short
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.own_reward import OWN_TASK
 from megasharp.tasks.prompts import Template
@@ -161,7 +161,7 @@ def _turns(prompt: object, key: str, columns: Columns, fields: Fields, where: st
     else:
         raise UserError(
             f"{where}: '{key}' must be a text, or a list of messages such as "
-            f'[{{"role": "user", "content": "..."}}], got {_short(prompt)}'
+            f'[{{"role": "user", "content": "..."}}], got {short(prompt)}'
         )
     if columns.system is not None and turns[0][0] != "system":
         turns = (("system", columns.system), *turns)
@@ -172,14 +172,14 @@ def _message(message: Mapping[str, object], key: str, where: str) -> Message:
     role, content = message.get("role"), message.get("content")
     if role not in _ROLES:
         raise UserError(
-            f"{where}: a message of '{key}' has the role {_short(role)}; it must be one of {', '.join(_ROLES)}"
+            f"{where}: a message of '{key}' has the role {short(role)}; it must be one of {', '.join(_ROLES)}"
         )
     return str(role), _text(content, f"{where}: the content of a message of '{key}'")
 
 
 def _text(value: object, what: str) -> str:
     if not isinstance(value, str) or not value or not is_unicode(value):
-        raise UserError(f"{what} must be a text of Unicode that is not empty, got {_short(value)}")
+        raise UserError(f"{what} must be a text of Unicode that is not empty, got {short(value)}")
     return value
 
 
@@ -230,9 +230,3 @@ def _has(fields: Fields, key: str) -> bool:
 
 def _names(fields: Fields) -> str:
     return ", ".join(map(str, fields)) or "none"
-
-
-def _short(value: object) -> str:
-    """Return a value as a message shows it: rows may hold megabytes."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

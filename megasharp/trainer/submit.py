@@ -14,13 +14,14 @@ from megasharp.cluster.slurm.job import Job, Resources, Software, render, sbatch
 from megasharp.common.errors import UserError
 from megasharp.common.files import UMASK, write_for
 from megasharp.config.core import find
-from megasharp.config.hub import hub_is_off, is_hub_id, job_variables, model_place
+from megasharp.config.hub import hub_is_off, job_variables, model_place
 from megasharp.config.run_config import RunConfig, load_run
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import CONFIG_FILE, model_folder
 from megasharp.evals.groups import Settings, load_group, plan_suites
 from megasharp.evals.suites import load_suite
 from megasharp.planner.suggest import make_plan
+from megasharp.tasks.sets.row_sources import is_set_id
 from megasharp.trainer.eval_source import CHECKPOINT, check_measurable
 from megasharp.trainer.plan import Options, ask
 from megasharp.trainer.resolve.engine_settings import (
@@ -97,7 +98,7 @@ def _fetch_inputs(config: RunConfig, where: str) -> None:
     if memory is not None:
         model_place(memory.network.path, memory.network.revision)
     for source in config.data.sources:
-        if source.path is None or is_hub_id(source.path):
+        if source.path is None or is_set_id(source.path):
             source_problems(source, f"{where}: data")
     for suite in config.eval.suites:
         load_suite(suite)

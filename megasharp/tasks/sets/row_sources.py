@@ -22,7 +22,7 @@ from pathlib import Path
 
 from megasharp.common.errors import NotAtHand, UserError, one_line
 from megasharp.common.exit_codes import note
-from megasharp.config.hub import hub_is_off
+from megasharp.config.hub import hub_is_off, is_hub_id
 from megasharp.tasks.extraction import Fields, parse_object
 from megasharp.tasks.sets.data_set import Source
 
@@ -96,15 +96,13 @@ def _table(source: Source) -> Iterator[tuple[str, Fields]]:
         yield f"{where}, row {number}", fields
 
 
-# An owner and a name, as the hub writes them.
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # Of a repository with several configurations, the one that is meant where nobody names one.
 _USUAL_CONFIGS = ("default", "main")
 
 
-def is_hub_id(path: str) -> bool:
+def is_set_id(path: str) -> bool:
     """Return whether a path that does not exist reads as a data set's id on the hub. Example: "openai/gsm8k"."""
-    return _HUB_ID.fullmatch(path) is not None and not path.endswith(SUFFIXES)
+    return is_hub_id(path) and not path.endswith(SUFFIXES)
 
 
 def own_rows(path: Path, split: str | None, config: str | None, revision: str | None) -> Iterator[tuple[str, Fields]]:
@@ -123,7 +121,7 @@ def own_rows(path: Path, split: str | None, config: str | None, revision: str | 
                 names = ", ".join(each.name for each in files)
                 raise UserError(f"{path}: no file of the split {split!r} (data.split); there are {names}")
         yield from local_rows(path, named, alone=True)
-    elif is_hub_id(str(path)):
+    elif is_set_id(str(path)):
         yield from hub_rows(Source(path.name, str(path), split or "train", config, revision))
     else:
         raise UserError(f"{path}: no such file or folder, and no id of the hub (OWNER/NAME)")
