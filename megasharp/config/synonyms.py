@@ -72,7 +72,7 @@ def other_name(key: str, value: Any, known: Collection[str]) -> str:
     last = key.rpartition(".")[2]
     everything = [row for name in NAMES for row in rows(name)]
     inside = [f"{key}.{spelled(path)}" for path in _paths(value)] if isinstance(value, dict) else [key]
-    # A key with its tables is told by them; of a bare one the cases below ask first whether it is ours elsewhere.
+    # A key with its tables is looked up whole; of a bare one the cases below ask first whether it is ours elsewhere.
     for path in inside if "." in inside[0] else ():
         same = _told(row for row in everything if row.covers(path) or row.theirs.endswith(f".{path}"))
         if same:

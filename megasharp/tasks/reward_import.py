@@ -1,7 +1,7 @@
 """A user's reward by its path: `package.module:function`, or `folder/file.py:function`.
 
 Modules and files are found where Python finds its own, then beside the run file and in the working directory
-(`look_beside`), which workers are told too. Each process imports them for itself.
+(`look_beside`), which workers get too. Each process imports them for itself.
 """
 
 from __future__ import annotations

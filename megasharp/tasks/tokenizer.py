@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from transformers import PreTrainedTokenizerBase
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.lean_transformers import AutoTokenizer
 
-# The day that Llama 3's chat template has where nobody tells it one.
-_DAY = "26 Jul 2024"
+# The day that chat templates take for today: the one in Llama 3.1's own template.
+_DAY = datetime(2024, 7, 26)
 # A text that no chat template has words of its own like.
 _ANSWER = "7f3a9c41"
 
@@ -78,9 +79,11 @@ class TextTokenizer:
             return None
         messages = [{"role": role, "content": text} for role, text in turns]
         try:
-            # Else it would write today's, and a run resumed tomorrow would be asked otherwise.
             text = self.backend.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, date_string=_DAY
+                messages,
+                chat_template=_on_one_day(self.backend.get_chat_template()),
+                tokenize=False,
+                add_generation_prompt=True,
             )
         except Exception as error:  # templates are programs, and raise what they like
             roles = ", ".join(role for role, _ in turns)
@@ -134,6 +137,19 @@ class TextTokenizer:
             for ids in ([before], [before, token])
         )
         return pair.removeprefix(text)
+
+
+def _on_one_day(template: str) -> str:
+    """Return a chat template whose `strftime_now`, transformers' name for the clock, always says `_DAY`.
+
+    By the clock, a run resumed tomorrow would have other prompts. transformers hands templates no functions, so this
+    one is a macro: it replaces each of strftime's codes in a format.
+    """
+    if "strftime_now" not in template:
+        return template
+    codes = "".join(f" | replace('%{code}', '{_DAY.strftime(f'%{code}')}')" for code in "aAbBcdHIjmMpSUwWxXyYZ")
+    # The line break, which Jinja drops after a block, lets the template begin at the start of a line as before.
+    return f"{{% macro strftime_now(format) %}}{{{{ format{codes} }}}}{{% endmacro %}}\n{template}"
 
 
 def load_tokenizer(folder: Path) -> TextTokenizer:

@@ -10,7 +10,7 @@ QWEN = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# As Llama 3's it writes the begin-of-text token itself, and the day where it is told one.
+# As Llama 3's it writes the begin-of-text token itself, and the day, by the clock where nobody gives it one.
 LLAMA = (
     "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
     "{{ bos_token }}<|start_header_id|>system<|end_header_id|>\n\nToday Date: {{ date_string }}\n\n"

@@ -125,6 +125,11 @@ def test_every_message_is_in_the_prompt_and_a_special_token_is_one_token(tmp_pat
     read = read_prompt(ASKED, llama)
     assert read.tokens.count(256) == read.text.count("<|begin_of_text|>") == 1 and read.tokens[0] == 256
     assert "Today Date: 26 Jul 2024\n\nAdd.<|eot_id|>" in read.text
+    llama.backend.chat_template = (
+        "\n  {% if strftime_now is defined %}{{ strftime_now('%Y-%m-%d, %A %H:%M').split('-') }}{% endif %}"
+        "{{ messages[0].content }}"
+    )
+    assert llama.chat(TURNS) == "\n['2024', '07', '26, Friday 00:00']Add.", "whatever the day is"
 
 
 def test_a_base_model_reads_the_plain_text_begun_as_its_tokenizer_begins_texts(tmp_path: Path) -> None:
