@@ -7,13 +7,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from megasharp.cli.options import Overrides, RunsFolder
-from megasharp.common.errors import UserError, one_line
+from megasharp.common.errors import NotAtHand, UserError, one_line
 from megasharp.common.exit_codes import Say
 
 if TYPE_CHECKING:
@@ -51,29 +52,37 @@ def examine_node(file: Path | None, overrides: Sequence[str], runs: Path, say: S
 
 
 def _patient_of_run(file: Path, overrides: Sequence[str], runs: Path, constraints: str, place: Place) -> Patient:
-    """Return what a run file expects of a node; sizes on disk are its plan's."""
+    """Return what a run file expects of a node; sizes on disk are its plan's, none where its model is unknown."""
     from megasharp.cluster.slurm.doctor import Patient
     from megasharp.config.core import find
     from megasharp.config.run_config import load_run
     from megasharp.planner.suggest import make_plan
+    from megasharp.trainer.hub_inputs import hub_inputs
     from megasharp.trainer.plan import Options, ask
     from megasharp.trainer.resolve.devices import device_of, gpus_needed
     from megasharp.trainer.resolve.engine_settings import engine_python
 
     config = load_run(file, overrides)
-    folders = [config.model.path, *(source.path for source in config.data.sources if source.path)]
+    inputs = hub_inputs(config, str(file), runs / config.name)
+    of_hub = {*(model.path for model in inputs.models), *(source.hub for source in inputs.sets)}
+    named = (config.model.path, *(source.path for source in config.data.sources))
+    folders = [path for path in named if path and path not in of_hub]
     if config.rollout.engine == "sglang":
         folders.append(str(engine_python(config)))
     # Where the file leaves the number of GPUs to the machine, the run needs these at least.
     gpus = 0 if device_of(config) == "cpu" else config.cluster.gpus_per_node or gpus_needed(config)
-    plan = make_plan(ask(config, str(file), Options()).request)
+    plan = None
+    # A finding says what is not at hand.
+    with suppress(NotAtHand):
+        plan = make_plan(ask(config, str(file), Options()).request)
     return Patient(
         gpus_per_node=gpus,
         folders=tuple(str(find(folder)) for folder in folders),
-        run=runs / config.name,
-        checkpoint=plan.checkpoint.size,
-        whole=plan.disk.total,
-        limits=tuple(problem.text for problem in plan.problems if problem.limit),
+        inputs=tuple(inputs.look()),
+        run=runs / config.name if plan else None,
+        checkpoint=plan.checkpoint.size if plan else 0,
+        whole=plan.disk.total if plan else 0,
+        limits=tuple(problem.text for problem in plan.problems if problem.limit) if plan else (),
         constraints=constraints,
         transformer_engine=config.policy.transformer_engine if config.policy.fp8 is None else True,
         place=place,

@@ -163,11 +163,11 @@ Projection = tuple[str, Tensor, Tensor]
 
 
 def fill_peft_folder(
-    folder: Path, lora: LoraConfig, base: str | None, projections: Iterable[Projection]
+    folder: Path, lora: LoraConfig, base: str | None, revision: str | None, projections: Iterable[Projection]
 ) -> dict[str, Tensor]:
     """Write a PEFT folder's two files into the existing empty folder; return the tensors by PEFT's names.
 
-    `base` is the folder of the model that the adapters belong to, where it is known.
+    `base` is the model that the adapters belong to, where it is known: a folder, or the hub's id with its `revision`.
     """
     tensors: dict[str, Tensor] = {}
     modules = set()
@@ -181,6 +181,7 @@ def fill_peft_folder(
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
+        "revision": revision,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,

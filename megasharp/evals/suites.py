@@ -186,7 +186,7 @@ def load_suite(
     entry = validate(SuiteFile, {**read_tree(path), **given}, str(path))
     if entry.set is None and entry.path is None:
         raise UserError(f"{path}: task: name its data file as path")
-    data = _data_path(path, entry.path) if entry.path is not None else None
+    data = _data_path(path, entry)
     task, entry = task_of(entry), asking.in_words(entry)
     words = entry.system is not None or entry.template is not None
     chosen = entry.prompt or ("" if words else asking.template(task, published_prompt(entry.set, entry.task)))
@@ -203,6 +203,13 @@ def load_suite(
         raise UserError(f"{path}: {error}") from error
 
 
+def suite_source(name: str) -> tuple[SuiteFile, Path | None]:
+    """Return what a suite's file says, and where its data is; None for a set's own place. Raises as `load_suite`."""
+    path = _suite_path(name)
+    entry = validate(SuiteFile, read_tree(path), str(path))
+    return entry, _data_path(path, entry)
+
+
 def _suite_path(name: str) -> Path:
     folders = (Path.cwd() / SUITE_FOLDER, SHIPPED / SUITE_FOLDER)
     for candidate in (Path(name), *(folder / f"{name}.yaml" for folder in folders)):
@@ -217,7 +224,10 @@ def _suite_path(name: str) -> Path:
     )
 
 
-def _data_path(suite: Path, data: str) -> Path:
+def _data_path(suite: Path, entry: SuiteFile) -> Path | None:
+    data = entry.path
+    if data is None:
+        return None
     for folder in (*suite.resolve().parents[:3], Path.cwd()):
         if (folder / data).exists():
             return folder / data

@@ -16,6 +16,7 @@ from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import note
 from megasharp.common.files import completed_folder, folder_errors
 from megasharp.common.records import as_dtype, dtype_name
+from megasharp.config.hub import hub_model
 from megasharp.config.policy import LoraConfig
 from megasharp.convert.architecture import Architecture, check_arguments
 from megasharp.convert.hf_folder import HFReader, hf_tensors, megatron_tensor, read_config
@@ -109,7 +110,8 @@ def megatron_to_hf(
 def megatron_to_peft(source: Path, target: Path) -> None:
     """Write a run's adapters as a PEFT folder; `target` must not exist and appears only when complete.
 
-    The folder names the run's base model, which must be a Hugging Face folder; otherwise a note says what to set.
+    The folder names the run's base model, by its id and commit where the run had it of the hub. It must be a Hugging
+    Face folder; otherwise a note says what to set.
 
     Raises:
         UserError: the source is damaged or has no adapters, the target exists, or the disk is full.
@@ -123,9 +125,10 @@ def megatron_to_peft(source: Path, target: Path) -> None:
     elif model_folder(Path(base)).is_megatron:
         note(f"the run's base model {base} is a Megatron folder: convert it (megatron-to-hf), then {key}")
         base = None
+    model, commit = (base and hub_model(Path(base))) or (base, None)
     digests = Digests()
     with completed_folder(target) as folder, folder_errors(target):
-        tensors = fill_peft_folder(folder, weights.lora, base, weights.adapters())
+        tensors = fill_peft_folder(folder, weights.lora, model, commit, weights.adapters())
         for name, tensor in tensors.items():
             digests.add(name, tensor, tensor.dtype)
         dtype = _names({tensor.dtype for tensor in tensors.values()})

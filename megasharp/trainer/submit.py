@@ -14,15 +14,14 @@ from megasharp.cluster.slurm.job import Job, Resources, Software, render, sbatch
 from megasharp.common.errors import UserError
 from megasharp.common.files import UMASK, write_for
 from megasharp.config.core import find
-from megasharp.config.hub import hub_is_off, job_variables, model_place
+from megasharp.config.hub import cache_mounts, hub_is_off, job_variables
 from megasharp.config.run_config import RunConfig, load_run
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import CONFIG_FILE, model_folder
 from megasharp.evals.groups import Settings, load_group, plan_suites
-from megasharp.evals.suites import load_suite
 from megasharp.planner.suggest import make_plan
-from megasharp.tasks.sets.row_sources import is_set_id
 from megasharp.trainer.eval_source import CHECKPOINT, check_measurable
+from megasharp.trainer.hub_inputs import HubInputs, hub_inputs
 from megasharp.trainer.plan import Options, ask
 from megasharp.trainer.resolve.engine_settings import (
     check_context,
@@ -31,8 +30,6 @@ from megasharp.trainer.resolve.engine_settings import (
     cluster_layout,
     engines_on_a_node,
 )
-from megasharp.trainer.resolve.models import source_problems
-from megasharp.trainer.resolve.recipes import build_recipes
 
 # Megatron overlaps communication with computation in order only where the device has one queue (TP before Blackwell).
 _ON_GPUS = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
@@ -76,7 +73,9 @@ def submit_run(asked: Asked, *, dry_run: bool, say: Callable[[str], None]) -> No
     if dry_run:
         say(render(job).rstrip("\n"))
         return
-    _fetch_inputs(config, str(asked.file))
+    if not hub_is_off():
+        # Compute nodes never reach for a network.
+        _hub_inputs(asked, config).fetch()
     sbatch_program()
     if holds_no_run(job.run) or (job.run / RUN_CONFIG).is_file():
         # sbatch hands the umask on to the job, whose own log Slurm makes.
@@ -86,22 +85,15 @@ def submit_run(asked: Asked, *, dry_run: bool, say: Callable[[str], None]) -> No
     say(f"log: {log}; of each attempt and node: {job.run / 'logs' / job.latest}/")
 
 
-def _fetch_inputs(config: RunConfig, where: str) -> None:
-    """Bring into the hub's cache what the job reads of it: compute nodes never reach for a network.
-
-    Raises UserError as `model_place`, and where a data set cannot be had.
-    """
-    if hub_is_off():
-        return
-    model_place(config.model.path, config.model.revision)
-    memory = build_recipes(config, where).needs.memory
-    if memory is not None:
-        model_place(memory.network.path, memory.network.revision)
-    for source in config.data.sources:
-        if source.path is None or is_set_id(source.path):
-            source_problems(source, f"{where}: data")
-    for suite in config.eval.suites:
-        load_suite(suite)
+def _hub_inputs(asked: Asked, config: RunConfig) -> HubInputs:
+    """Return what the job reads of the hub; suites that only its image has are not looked at."""
+    suites = [
+        name
+        for each in (config.eval.suites if asked.suite is None else _suites(asked.suite))
+        if (group := load_group(each)) is not None or not _is_in_the_image(asked, Path(each))
+        for name in ([member.suite for member in group.members] if group else [each])
+    ]
+    return hub_inputs(config, str(asked.file), asked.runs / config.name, suites)
 
 
 def make_job(asked: Asked, config: RunConfig) -> Job:
@@ -121,6 +113,8 @@ def make_job(asked: Asked, config: RunConfig) -> Job:
     gpus = config.cluster.gpus_per_node
     # By its own path this Python; in a container, the container's.
     python = asked.python or ("python3" if asked.container else sys.executable)
+    # An image may have caches of its own, which a job that reads nothing of the hub is left with.
+    caches = asked.container is None or bool(_hub_inputs(asked, config))
     return Job(
         name=f"{config.name}-eval" if evaluation else config.name,
         command=_evaluation(asked, config, run) if evaluation else _training(asked),
@@ -136,10 +130,10 @@ def make_job(asked: Asked, config: RunConfig) -> Job:
             account=asked.account,
             extra=asked.extra,
         ),
-        software=Software(python, asked.container, asked.mounts),
+        software=Software(python, asked.container, [*asked.mounts, *(cache_mounts() if caches else ())]),
         restarts=asked.restarts,
         doctor=_doctor(asked) if (bool(gpus) if asked.doctor is None else asked.doctor) else (),
-        environment={**(_ON_GPUS if gpus else {}), **({} if asked.container else job_variables())},
+        environment={**(_ON_GPUS if gpus else {}), **(job_variables() if caches else {})},
         umask=UMASK[config.log.readable_by],
     )
 

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from megasharp.checkpoint.recorded import CONFIG_FILE
-from megasharp.checkpoint.run_folder import stored_config
+from megasharp.checkpoint.run_folder import holds_no_run, stored_config
 from megasharp.cluster.slurm.job import Job, render_array, submit_array
 from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import Say
@@ -21,7 +21,7 @@ from megasharp.reporting.sweeps.grid import Cell, cells, load_sweep
 from megasharp.reporting.sweeps.local import Task, last_line, run_all
 from megasharp.trainer.resolve.recipes import build_recipes, resolved_config
 from megasharp.trainer.resolve.resolved_run import check
-from megasharp.trainer.resume import check_resume
+from megasharp.trainer.resume import check_resume, commits_of
 from megasharp.trainer.stored_config import resumed_config
 from megasharp.trainer.submit import Asked, make_job
 
@@ -53,7 +53,7 @@ class Sweep:
             self._run(at_once, dry_run=dry_run)
 
     def _run(self, at_once: int, *, dry_run: bool) -> None:
-        self._prepare()
+        self._prepare(weights=not dry_run)
         state = {cell.name: self._state(cell) for cell in self._cells}
         if dry_run:
             for name, what in state.items():
@@ -75,7 +75,7 @@ class Sweep:
 
     def submit(self, *, dry_run: bool) -> None:
         """Submit what is not finished as one Slurm array."""
-        self._prepare()
+        self._prepare(weights=not dry_run)
         jobs = {number: self._job(cell) for number, cell in enumerate(self._cells) if self._state(cell) == _TO_DO}
         if not jobs:
             self._say(f"{self._config.name}: nothing to submit; {len(self._cells)} runs are finished or going on")
@@ -102,15 +102,22 @@ class Sweep:
         for path in paths:
             self._say(f"wrote {path}")
 
-    def _prepare(self) -> None:
-        """Check every run, then write their files: jobs that wait in a queue read the files that are there."""
+    def _prepare(self, weights: bool) -> None:
+        """Check every run, then write their files: jobs that wait in a queue read the files that are there.
+
+        With `weights`, what the runs read of the hub is in its cache then: compute nodes never reach for a network.
+        """
         rows: dict[str, RunConfig] = {}
+        checked = set()
         for cell in self._cells:
+            file, root = self._run_file(cell), self._folder / cell.name
             try:
-                config = run_of(cell.tree, self._run_file(cell))
-                # Runs that differ in their seeds alone read the same.
-                if cell.row not in rows:
-                    rows[cell.row] = check(config, str(self._run_file(cell))).config
+                config, begun = self._resumed(cell), not holds_no_run(root)
+                commits = commits_of(root, config) if begun else {}
+                # Runs that differ in their seeds alone read the same, where both have begun or neither has.
+                if (read := (cell.row, begun, *commits.items())) not in checked:
+                    checked.add(read)
+                    rows[cell.row] = check(config, str(file), begun, commits, weights).config
             except UserError as error:
                 raise UserError(f"{self._file}: {cell.name}: {error}") from None
             results, evals = self._config.results, rows[cell.row].eval
@@ -127,9 +134,9 @@ class Sweep:
 
     def _check_same(self, cell: Cell) -> None:
         """Refuse a run that exists with another configuration than the file's."""
-        file, root = self._run_file(cell), self._folder / cell.name
+        root = self._folder / cell.name
         try:
-            begun = resumed_config(root, included(cell.tree, file, with_paths_beside), str(file), lambda line: None)
+            begun = self._resumed(cell)
             config = resolved_config(begun, build_recipes(begun, str(self._file)))
             check_resume(root, config, remedy=_REMEDY)
             if self._state(cell) == _FINISHED:
@@ -143,6 +150,11 @@ class Sweep:
                         raise UserError(f"{folder}: {changed}, and the run is finished; {_REMEDY}")
         except UserError as error:
             raise UserError(f"{self._file}: {cell.name}: {error}") from None
+
+    def _resumed(self, cell: Cell) -> RunConfig:
+        """Return a run's configuration as `train --resume` reads it."""
+        file, root = self._run_file(cell), self._folder / cell.name
+        return resumed_config(root, included(cell.tree, file, with_paths_beside), str(file), lambda line: None)
 
     def _run_file(self, cell: Cell) -> Path:
         return self._folder / "files" / f"{cell.name}.yaml"

@@ -68,12 +68,14 @@ class Place:
 class Patient:
     """The expectations of a node. Without a run file they are this machine's software alone.
 
-    `folders` must be seen; checkpoints of `checkpoint` bytes go to `run`, and `whole` bytes are there at its end.
-    `limits` are the time limits that the run would meet by its plan, in words.
+    `folders` must be seen, and `inputs` says what was found of the hub's models and data; checkpoints of `checkpoint`
+    bytes go to `run`, and `whole` bytes are there at its end. `limits` are the time limits that the run would meet by
+    its plan, in words.
     """
 
     gpus_per_node: int = 0
     folders: tuple[str, ...] = ()
+    inputs: tuple[Finding, ...] = ()
     run: Path | None = None
     checkpoint: int = 0
     whole: int = 0
@@ -91,6 +93,7 @@ def examine(patient: Patient) -> Iterator[Finding]:
         yield finding
     yield from _software(patient)
     yield mounts([folder for folder in patient.folders if not Path(folder).exists()])
+    yield from patient.inputs
     if patient.run is not None:
         parent = _existing(patient.run)
         free = shutil.disk_usage(parent).free

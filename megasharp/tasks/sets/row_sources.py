@@ -38,10 +38,18 @@ def hub_rows(source: Source) -> Iterator[tuple[str, Fields]]:
     if not hub_is_off():
         _ask(source)
     if source.files:
-        rows = (row for name in source.files for row in rows_of_file(_fetched(source, name)))
-        yield from rows
+        files = [_fetched(source, name) for name in source.files]
+        yield from (row for file in files for row in rows_of_file(file))
         return
     yield from _table(source)
+
+
+def fetch_set(source: Source) -> None:
+    """Bring a hub's table into the cache, where it is not there. Raises UserError as `hub_rows`.
+
+    `datasets` reads a table offline only where it has prepared it, which a snapshot of the files is not.
+    """
+    next(hub_rows(source), None)
 
 
 def _ask(source: Source) -> None:
@@ -122,9 +130,14 @@ def own_rows(path: Path, split: str | None, config: str | None, revision: str | 
                 raise UserError(f"{path}: no file of the split {split!r} (data.split); there are {names}")
         yield from local_rows(path, named, alone=True)
     elif is_set_id(str(path)):
-        yield from hub_rows(Source(path.name, str(path), split or "train", config, revision))
+        yield from hub_rows(own_source(path, split, config, revision))
     else:
         raise UserError(f"{path}: no such file or folder, and no id of the hub (OWNER/NAME)")
+
+
+def own_source(path: Path, split: str | None, config: str | None, revision: str | None) -> Source:
+    """Return the hub's table that a user names by its id `path`."""
+    return Source(path.name, str(path), split or "train", config, revision)
 
 
 def _saved(path: Path, split: str | None) -> Iterator[tuple[str, Fields]]:

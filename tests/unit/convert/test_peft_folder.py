@@ -38,6 +38,15 @@ def test_the_base_model_and_the_source_are_recorded(checkpoint: Path, tmp_path: 
     assert record.arguments["num_hidden_layers"] == 3
 
 
+def test_a_base_model_of_the_hub_is_named_by_its_id_and_commit(checkpoint: Path, tmp_path: Path) -> None:
+    path, commit = checkpoint / "policy" / RECORD, "1" * 40
+    folder = tmp_path / "hub" / "models--owner--tiny" / "snapshots" / commit
+    path.write_text(json.dumps({**json.loads(path.read_text()), "base": str(folder)}))
+    megatron_to_peft(checkpoint, tmp_path / "peft")
+    config = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["revision"]) == ("owner/tiny", commit)
+
+
 def test_a_base_model_that_was_not_recorded_is_noted(checkpoint: Path, tmp_path: Path, capsys) -> None:
     path = checkpoint / "policy" / RECORD
     record = json.loads(path.read_text())
