@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+# Processes of verifiers and commands that only print read this module too: importing torch takes them a second.
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 # A weight sync carries the memory network's weights under this prefix, the policy's under their plain names.
 MEMORY_PREFIX = "memory."
@@ -186,6 +188,8 @@ class Completion:
     @classmethod
     def unsampled(cls, seed: int, sampling: SamplingParams, cause: str = "") -> Completion:
         """Return the completion of a request that could not be served: no tokens, and FinishReason.ABORT."""
+        import torch
+
         tokens, empty = torch.empty(0, dtype=torch.int64), torch.empty(0)
         if sampling.memory_mu is None:
             return cls(tokens, empty, empty, None, (), FinishReason.ABORT, seed, cause=cause)
@@ -239,6 +243,8 @@ class Sampled:
     @classmethod
     def of(cls, group: Group) -> Sampled:
         """Of all responses: right, wrong, aborted, and of groups that selection dropped."""
+        import torch
+
         responses = tuple(response.completion.tokens.int() for response in group.responses)
         return cls(group.id, torch.tensor(group.prompt.tokens, dtype=torch.int32), responses)
 
@@ -482,6 +488,8 @@ class ParallelLayout:
 
 def as_dtype(name: str) -> torch.dtype:
     """Return the torch dtype of this name: float32, bfloat16, float16 or float64."""
+    import torch
+
     return {
         "float32": torch.float32,
         "bfloat16": torch.bfloat16,

@@ -65,7 +65,7 @@ BARE = (
 # The process that judging workers are forked from imports its program and the pickled factory of verifiers.
 WORKERS_PARENT = ("megasharp.tasks.sandbox.worker", "megasharp.tasks.table", "megasharp.tasks.sandbox.bubblewrap")
 NOT_IN_WORKERS_PARENT = (
-    *("transformers", "tokenizers", "pyarrow", "datasets", "megatron"),
+    *("torch", "numpy", "transformers", "tokenizers", "pyarrow", "datasets", "megatron"),
     *("sympy", "math_verify", "reasoning_gym", "langdetect"),
 )
 HEAVY = ("megatron", "sglang", "ray", "transformer_engine")
