@@ -43,7 +43,7 @@ from megasharp.trainer.resolve.derived import derived
 from megasharp.trainer.resolve.devices import check_names, gpus_here, limit_threads, sampling_device
 from megasharp.trainer.resolve.engine_settings import check_context, check_window, engines_on_a_node, fleet_settings
 from megasharp.trainer.resolve.models import MODEL_KEY
-from megasharp.trainer.resolve.prompts import asking_of, prompts_meant
+from megasharp.trainer.resolve.prompt_format import asking_of, prompts_meant
 from megasharp.trainer.resume import commits_of
 from megasharp.weight_sync.push import FleetSync, make_transport
 

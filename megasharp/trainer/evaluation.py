@@ -33,7 +33,7 @@ from megasharp.rollout.step_request import Engine
 from megasharp.tasks.judge import Judge, digest_of
 from megasharp.tasks.tokenizer import load_tokenizer
 from megasharp.trainer.eval_source import CHECKPOINT, Measured, config_of, engine_of, engines_of, hf_folder, measured
-from megasharp.trainer.resolve.prompts import asking_of, check_markers, checked_name
+from megasharp.trainer.resolve.prompt_format import asking_of, check_markers, checked_name
 from megasharp.trainer.reward_judge import RewardJudge, check_judging
 
 # Characters of a digest that tell two evaluations apart.

@@ -18,7 +18,7 @@ from megasharp.common.exit_codes import Say
 from megasharp.config.core import Tree, dump_yaml, flat, merge, parse_yaml, validate
 from megasharp.config.policy import OptimizerConfig
 from megasharp.config.run_config import RunConfig
-from megasharp.trainer.resolve.prompts import prompts_meant
+from megasharp.trainer.resolve.prompt_format import prompts_meant
 
 # Keys whose null (`auto` for the dtype) is no value but the wish for a derived one, which a begun run has.
 _DERIVED = frozenset(

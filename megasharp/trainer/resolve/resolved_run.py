@@ -43,7 +43,7 @@ from megasharp.trainer.resolve.models import (
     open_model,
     training_problems,
 )
-from megasharp.trainer.resolve.prompts import asking_of, check_markers, check_words
+from megasharp.trainer.resolve.prompt_format import asking_of, check_markers, check_words
 from megasharp.trainer.resolve.recipes import build_recipes, check_prolonged, resolved_config
 from megasharp.trainer.reward_judge import check_judging, judged_tasks
 

@@ -8,7 +8,7 @@ from megasharp.convert.lora import trained_parameters
 from megasharp.planner.memory import run_text, runs_of_layers
 from megasharp.trainer.resolve.devices import device_of
 from megasharp.trainer.resolve.engine_settings import choose_transport
-from megasharp.trainer.resolve.prompts import prompt_differences, shown_prompts, trained_by, turn_end_note
+from megasharp.trainer.resolve.prompt_format import prompt_differences, shown_prompts, trained_by, turn_end_note
 from megasharp.trainer.resolve.recipes import correction_notes
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
 from megasharp.trainer.reward_judge import (

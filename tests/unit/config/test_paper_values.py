@@ -21,7 +21,7 @@ from megasharp.evals.suites import SuiteFile
 from megasharp.tasks.problems import prompt_of, published_prompt
 from megasharp.tasks.prompts import TEMPLATES
 from megasharp.tasks.sets import SETS
-from megasharp.trainer.resolve.prompts import asking_of
+from megasharp.trainer.resolve.prompt_format import asking_of
 from megasharp.trainer.resolve.recipes import build_recipes
 
 PAPER = Path(__file__).parents[3] / "configs" / "algo" / "paper"

@@ -15,7 +15,7 @@ from megasharp.common.errors import UserError
 from megasharp.config.run_config import RunConfig, load_run
 from megasharp.tasks.judge import Item
 from megasharp.trainer.plan import Options, ask
-from megasharp.trainer.resolve.prompts import asking_of
+from megasharp.trainer.resolve.prompt_format import asking_of
 from megasharp.trainer.resolve.resolved_run import ResolvedRun, check
 from megasharp.trainer.resolve.summary import describe
 from megasharp.trainer.reward_judge import RewardJudge, judged_tasks, own_rewards

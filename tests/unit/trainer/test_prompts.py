@@ -18,7 +18,7 @@ from megasharp.config.run_config import RunConfig, load_run, run_tree
 from megasharp.evals.groups import Settings, plan_suites
 from megasharp.evals.suites import Asking, load_suite
 from megasharp.trainer.eval_source import config_of
-from megasharp.trainer.resolve.prompts import asking_of, prompt_differences
+from megasharp.trainer.resolve.prompt_format import asking_of, prompt_differences
 from megasharp.trainer.resolve.resolved_run import ResolvedRun, check
 from megasharp.trainer.resolve.summary import describe
 from megasharp.trainer.resume import check_resume
