@@ -47,6 +47,10 @@ class FinishReason(StrEnum):
 class TaskAnswer:
     """The part of a problem that a verifier needs to judge a response; each task derives its own."""
 
+    def on_a_line(self, wanted: bool) -> TaskAnswer:
+        """Return it for a prompt that asks for a last line `Answer: ...`, or not, where its verifier reads such."""
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:

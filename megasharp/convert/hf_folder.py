@@ -38,6 +38,8 @@ from megasharp.convert.model_folder import (
     where_looked_for,
 )
 
+# Keys of config.json by which families count their experts.
+_EXPERTS = {"num_experts", "num_local_experts", "n_routed_experts"}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 # The dtypes of weights, by safetensors' names.
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -57,7 +59,8 @@ def read_config(folder: str | Path) -> tuple[PretrainedConfig, Family, Architect
     name = architecture_name(path, raw)
     if name not in FAMILIES:
         supported = ", ".join(sorted(FAMILIES))
-        raise UserError(f"{path}: architecture {name} is not supported (supported: {supported})")
+        experts = ", a mixture of experts," if _EXPERTS & raw.keys() else ""
+        raise UserError(f"{path}: architecture {name}{experts} is not supported (supported: {supported})")
     family = FAMILIES[name]
     kind, expected = raw.get("model_type"), " or ".join(family.model_types)
     if kind is None:

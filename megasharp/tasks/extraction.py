@@ -30,6 +30,9 @@ _MARKER = r"(?:\banswer is|\banswer:|####)"
 # colon, a star or `####` ends their line, it is the next line with anything on it.
 _STATED = re.compile(rf"{_MARKER}(?:[ \t*:]*(?<=[:*#])[ \t]*\n\s*)?[ \t*:]*((?:(?!{_MARKER})[^\n])*)", re.IGNORECASE)
 
+# DAPO's `(?i)Answer\s*:\s*([^\n]+)`, not within longer words, and with bold type around it.
+_LINE = re.compile(r"\banswer\s*:[\s*]*([^\n]+)", re.IGNORECASE)
+
 
 def ending(text: str) -> str:
     """Return the part of a response that is searched for its answer."""
@@ -77,6 +80,17 @@ def last_stated(text: str) -> str | None:
     Example: `last_stated("So the answer is (B).")` is `(B).`
     """
     found = [match[1].strip(" \t*") for match in _STATED.finditer(ending(text))]
+    return next((each for each in reversed(found) if each), None)
+
+
+def last_line(text: str) -> str | None:
+    """Return what follows the last "Answer:" on its line, stripped; None where nothing does. So DAPO's verifier reads.
+
+    Where that line ends with the colon, it is the next line with anything on it.
+
+    Example: `last_line("Answer: $x + 1$")` is `$x + 1$`.
+    """
+    found = [match[1].strip(" \t*") for match in _LINE.finditer(ending(text))]
     return next((each for each in reversed(found) if each), None)
 
 

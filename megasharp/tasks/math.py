@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import importlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
 from megasharp.tasks.extraction import (
     check_names,
     last_box,
+    last_line,
     last_stated,
     name_of,
     number_field,
@@ -98,10 +99,18 @@ _NUMBER = re.compile(
 class MathAnswer(TaskAnswer):
     r"""The known answer, as the data set writes it: LaTeX or plain text, with or without a box or dollar signs.
 
+    `line`: the prompt asks for a line `Answer: ...`, of which all is read then. It is no part of digests, which have
+    the prompt.
+
     Example: `MathAnswer(r"\frac{1}{2}")`.
     """
 
     gold: str
+    line: bool = field(default=False, repr=False)
+
+    def on_a_line(self, wanted: bool) -> MathAnswer:
+        """Return it with that `line`."""
+        return replace(self, line=wanted)
 
 
 def answer_of(text: str) -> MathAnswer:
@@ -113,6 +122,8 @@ def answer_of(text: str) -> MathAnswer:
 def verify(text: str, answer: TaskAnswer) -> Verdict:
     r"""Judge a response by its last box, or, where it has none, by a number after its last "answer is" or "####".
 
+    Where the prompt asks for a line `Answer: ...` (`MathAnswer.line`), such a line may state any answer.
+
     The number must stand alone, or with a unit or words that leave it as it is: `7x`, `7!` and "7 or 8" state none.
     FORMAT: neither, or an empty box. What sympy raises passes through, to be an ERROR. The canonical answer of a
     correct response is that of the known answer, so that all correct ones are one; of a wrong one it is `canonical`.
@@ -121,7 +132,7 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
     Example: `verify(r"... so \boxed{0.5}", MathAnswer(r"\frac{1}{2}"))` is `Verdict(Outcome.CORRECT, 1.0, "1/2", "")`.
     """
     assert isinstance(answer, MathAnswer)
-    found = answer_in(text)
+    found = answer_in(text, answer.line)
     if not found:
         return Verdict(Outcome.FORMAT, 0.0, None, "no answer" if found is None else "an empty box")
     gold = plain(last_box(answer.gold) or answer.gold)
@@ -141,13 +152,15 @@ def load_library() -> None:
     importlib.import_module("megasharp.tasks.math_algebra")
 
 
-def answer_in(text: str) -> str | None:
-    """The text of the answer that a response gives; None where it gives none."""
+def answer_in(text: str, line: bool = False) -> str | None:
+    """The text of the answer that a response gives; None where it gives none. `line`: `Answer: ...` may give any."""
     box = last_box(text)
     if box is not None:
         return box
     number = _NUMBER.match(last_stated(text) or "")
-    return number[1] if number else None
+    if number is not None:
+        return number[1]
+    return last_line(text) if line else None
 
 
 def canonical(text: str) -> str:

@@ -62,7 +62,8 @@ class Template:
     """A prompt with a place for the question, and where it is from.
 
     `tasks` are those whose verifiers read the form of answer that it asks for; empty where it asks for none. `in_chat`
-    names the template that has its words as messages, where its text is for one family of models.
+    names the template that has its words as messages, where its text is for one family of models. One with a `line`
+    asks for a last line `Answer: ...`.
 
     Example: `Template("Q: {question}\\nA:", "ours").text_of("1+1?")` is `"Q: 1+1?\\nA:"`.
     """
@@ -73,6 +74,7 @@ class Template:
     system: str = ""
     tasks: tuple[str, ...] = ()
     in_chat: str = ""
+    line: bool = False
 
     def text_of(self, question: str) -> str:
         """The text with the question in its place; a question may hold braces."""
@@ -138,6 +140,7 @@ TEMPLATES: dict[str, Template] = {
         "the rows of DAPO-Math-17k",
         True,
         tasks=("math",),
+        line=True,
     ),
     "countdown_qwen": Template(
         f"<|im_start|>system\n{_THINKER}<|im_end|>\n<|im_start|>user\n {_COUNTDOWN}<|im_end|>\n"
@@ -233,5 +236,11 @@ def asked(items: Sequence[TaskItem], name: str) -> list[TaskItem]:
 def worded(items: Sequence[TaskItem], template: Template) -> list[TaskItem]:
     """Problems with the words of a template around their questions."""
     return [
-        replace(item, text=template.text_of(item.question), turns=template.turns_of(item.question)) for item in items
+        replace(
+            item,
+            text=template.text_of(item.question),
+            turns=template.turns_of(item.question),
+            answer=item.answer.on_a_line(template.line),
+        )
+        for item in items
     ]

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -198,7 +199,10 @@ def _network(path: str, revision: str | None, where: str) -> tuple[Network, list
             try:
                 folder = model_place(path, revision, weights=False)
             except NotAtHand as absent:
-                raise NotAtHand(f"{where}: {absent}; configs/model has none of that name: {known}") from None
+                # Qwen's names say how many billions of a mixture's parameters are active: 30B-A3B.
+                experts = re.search(r"-A\d+(\.\d+)?B\b", path) is not None
+                note = "a mixture of experts by its name, and only dense models are supported; " if experts else ""
+                raise NotAtHand(f"{where}: {note}{absent}; configs/model has none of that name: {known}") from None
     if not (folder / CONFIG_FILE).is_file():
         folder = shipped
         notes.append(f"{path} is not a folder here: its sizes are those of configs/model/{folder.name}")

@@ -104,7 +104,8 @@ def _items(chosen: DataSet, path: Path | None, template: Template, left_out: Cou
         text, turns = template.text_of(question), _turns(row.found, template)
         # Tests of programs, which their answers hold too, are megabytes.
         columns = None if chosen.task == "code" else plain_columns(row.fields)
-        yield TaskItem(row.name, chosen.task, text, row.found.answer, source, turns, question, columns)
+        answer = row.found.answer.on_a_line(template.line)
+        yield TaskItem(row.name, chosen.task, text, answer, source, turns, question, columns)
 
 
 def _turns(problem: Problem, template: Template) -> tuple[tuple[str, str], ...]:

@@ -10,16 +10,32 @@ from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import note
 from megasharp.config.core import find
 from megasharp.config.data import DataSource
-from megasharp.config.hub import hub_model, model_place
+from megasharp.config.hub import cached_model, hub_model, is_hub_id, model_place
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.hf_folder import HFReader, check_tokenizer, read_config
 from megasharp.convert.lora import recorded_adapters
 from megasharp.convert.model_folder import CONFIG_FILE, ModelFolder, is_part, model_folder, what_it_is
+from megasharp.evals.suites import suite_source
 from megasharp.tasks.judge import TaskItem
-from megasharp.tasks.problems import load_problems, prompt_of
+from megasharp.tasks.own_reward import is_own
+from megasharp.tasks.problems import load_problems, prompt_of, task_of
 from megasharp.tasks.stream import sampled
+from megasharp.tasks.table import row_of
 from megasharp.trainer.reward_judge import training_items
+
+
+def check_named(config: RunConfig, where: str) -> None:
+    """Refuse a task, a set or a suite that there is not, before a model is fetched for it. Raises UserError."""
+    try:
+        for source in config.data.sources:
+            task = task_of(source)
+            if not is_own(task):
+                row_of(task)
+        for name in config.eval.suites:
+            suite_source(name)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
 
 
 def training_problems(config: RunConfig, where: str) -> list[TaskItem]:
@@ -64,6 +80,9 @@ def open_model(
     Raises:
         UserError: there is no model, it is damaged or not supported, or its weights have adapters beside them.
     """
+    if weights and is_hub_id(path) and not find(path).exists() and cached_model(path, commit or revision) is None:
+        # An architecture that is not supported is refused before its weights are fetched.
+        read_config(model_place(path, revision, commit=commit, weights=False))
     folder = model_folder(model_place(path, revision, commit=commit, weights=weights))
     if not weights and hub_model(folder.path) is not None and not folder.serves:
         return _described(folder)

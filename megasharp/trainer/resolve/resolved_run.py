@@ -39,6 +39,7 @@ from megasharp.trainer.resolve.engine_settings import (
 from megasharp.trainer.resolve.models import (
     MEMORY_KEY,
     MODEL_KEY,
+    check_named,
     open_memory,
     open_model,
     training_problems,
@@ -92,6 +93,7 @@ def check(
     check_rollout(config.rollout, where)
     check_deterministic(config, where)
     check_engine_keys(config, where)
+    check_named(config, where)
     model, architecture = open_model(config.model.path, config.model.revision, commits.get(MODEL_KEY), weights)
     tokenizer = load_tokenizer(model.description).with_bos(config.data.bos)
     for source in config.data.sources if not begun else ():

@@ -137,10 +137,11 @@ PROMPTS: dict[str, tuple[str, dict[str, str]]] = {
     "two_stage_math_qwen": ("boxed_chatml", {"math": "boxed_chatml", "choice": "boxed_chatml"}),
     "two_stage_math_llama": ("boxed_chat", {"math": "boxed_chat", "choice": "boxed_chat"}),
     "rlvr_decomposed": ("boxed_qwen", {"math": "boxed_qwen"}),
-    "dapo_math": ("boxed_verl", {"math": "boxed_verl"}),
-    "clip_cov": ("boxed_verl", {"math": "boxed_verl"}),
-    "kl_cov": ("boxed_verl", {"math": "boxed_verl"}),
-    "gspo_": ("boxed_verl", {"math": "boxed_verl"}),
+    "dapo_math": ("dapo", {"math": "dapo"}),
+    "clip_cov": ("dapo", {"math": "dapo"}),
+    "kl_cov": ("dapo", {"math": "dapo"}),
+    "gspo_gsm8k": ("boxed_verl", {"math": "boxed_verl"}),
+    "gspo_math": ("dapo", {"math": "dapo"}),
 }
 
 
@@ -476,16 +477,16 @@ MARKS = {
     "two_stage_math_llama3.2-3b-instruct_grpo": Marks("", "prompt prompt"),
     "two_stage_math_llama3.2-3b-instruct_grpo_n": Marks("", "prompt prompt"),
     "_rlvr_decomposed": Marks("", "steps prompt coefficient"),
-    "dapo_math_qwen2.5-32b": Marks("prompt"),
+    "dapo_math_qwen2.5-32b": Marks("", "prompt"),
     "_dapo_20k": Marks("steps", "warmup_steps factor n"),
     "forking_tokens_math_qwen3-14b": Marks("", "task"),
     "forking_tokens_math_qwen3-14b_dapo": Marks("", "task"),
-    "_entropy_mechanism": Marks("steps prompt n", "set"),
+    "_entropy_mechanism": Marks("steps n", "set prompt"),
     "unlikeliness_lean_deepseek-prover-v1.5-sft": Marks(
         "temperature top_p low high every n temperature", "steps mini_batches reduction form"
     ),
     "gspo_gsm8k_qwen2.5-3b-instruct": Marks("prompt"),
-    "gspo_math_qwen3-30b-a3b-base": Marks("prompt", "steps"),
+    "gspo_math_qwen3-30b-a3b-base": Marks("", "steps prompt"),
     "prorl_mixed_r1-distill-qwen-1.5b": Marks(
         "max_prompt_tokens max_response_tokens max_response_tokens top_p reduction dual max_rounds coefficient form "
         "metric patience min_improvement every suites temperature",

@@ -108,6 +108,8 @@ def test_unsupported_architecture_names_the_supported_ones(save_model) -> None:
         f"{folder}/config.json: architecture GPT2LMHeadModel is not supported "
         "(supported: LlamaForCausalLM, MinistralForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)"
     )
+    edit_json(folder / "config.json", architectures=["Qwen3MoeForCausalLM"], num_experts=128)
+    assert "architecture Qwen3MoeForCausalLM, a mixture of experts, is not supported (" in error_of(folder)
 
 
 def test_missing_and_broken_weight_files(save_model) -> None:

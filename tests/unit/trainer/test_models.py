@@ -17,7 +17,8 @@ from megasharp.convert.lora import record_adapters
 from megasharp.convert.model_folder import ModelFolder, model_folder
 from megasharp.learner.conversion import hf_to_megatron
 from megasharp.trainer.resolve.engine_settings import fleet_settings
-from megasharp.trainer.resolve.models import check_content, open_memory, open_model
+from megasharp.trainer.resolve.models import check_content, check_named, open_memory, open_model
+from megasharp.trainer.resolve.resolved_run import check
 from tests.unit.saving import save_at_once
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -203,3 +204,21 @@ def test_a_preset_is_described_where_its_model_is_not_at_hand(monkeypatch: pytes
     assert done.exit_code == 0, done.output
     assert "model      qwen3, 1,720,574,976 parameters" in done.output
     assert "not checked: weights, tokenizer, prompts and suites, for Qwen/Qwen3-1.7B is no folder here" in done.output
+
+
+def test_a_row_that_needs_what_does_not_exist_says_so() -> None:
+    """In its file, and before anything is fetched for it."""
+    missing = set()
+    for row in sorted((REPOSITORY / "configs/algo/paper").glob("[!_]*.yaml")):
+        config = load_run(row)
+        try:
+            check_named(config, row.name)
+        except UserError:
+            missing.add(row.name)
+        if "-A3B" in config.model.path:
+            missing.add(row.name)
+        assert ("# Missing here: " in row.read_text()) == (row.name in missing), row.name
+    assert len(missing) == 7
+    lean = load_run(REPOSITORY / "configs/algo/paper/unlikeliness_lean_deepseek-prover-v1.5-sft.yaml")
+    with pytest.raises(UserError, match=r"lean\.yaml: data\.task: unknown task 'lean'; known tasks: "):
+        check(lean, "lean.yaml")

@@ -172,6 +172,8 @@ def test_unknown_models_and_gpus_are_named(tmp_path: Path) -> None:
         UserError, match=r"run.yaml: Nobody/None-1b is no folder .* configs/model has none of that name"
     ):
         asked(tmp_path, "qwen3-32b", "model.path=Nobody/None-1b")
+    with pytest.raises(UserError, match=r"run.yaml: a mixture of experts by its name, and only dense models are supp"):
+        asked(tmp_path, "qwen3-32b", "model.path=Qwen/Qwen3-30B-A3B-Base")
     with pytest.raises(UserError, match="--gpu h300: give one of h200, h100, b200, or its memory in MiB"):
         asked(tmp_path, "qwen3-32b", options=Options(gpu="h300"))
     assert planned(tmp_path, "qwen3-32b", options=Options(gpu="81559")).gpu_memory == 81559 * 2**20

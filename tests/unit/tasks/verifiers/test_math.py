@@ -15,12 +15,14 @@ from cases import each_case
 from waiting import HANG_S, SOON_S
 
 from megasharp.common.records import Outcome
+from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.judge import verify as judge_and_catch
 from megasharp.tasks.math import MathAnswer, canonical, verify
 from megasharp.tasks.math_bounds import beyond
+from megasharp.tasks.prompts import TEMPLATES, worded
 from megasharp.tasks.table import make_verifiers
 
-CORRECT, WRONG = Outcome.CORRECT, Outcome.WRONG
+CORRECT, WRONG, FORMAT = Outcome.CORRECT, Outcome.WRONG, Outcome.FORMAT
 
 
 def judge(gold: str, given: str) -> Outcome:
@@ -262,6 +264,33 @@ def test_a_number_that_is_stated(stated: str) -> None:
 )  # fmt: skip
 def test_a_number_that_something_is_made_of_is_not_stated(stated: str) -> None:
     assert verify(f"The answer is {stated}", MathAnswer("7")).outcome is Outcome.FORMAT
+
+
+# Where the prompt asks for a line, and where it does not: then only a number may be stated.
+@each_case(
+    ("text", "gold", "asked", "else_"),
+    [
+        ("Answer: 34", "34", CORRECT, CORRECT),
+        ("Steps.\n\nAnswer: $\\sqrt{50}$", r"5\sqrt{2}", CORRECT, FORMAT),
+        ("Answer: x+1\nNo.\nANSWER : $(1, 2)$.", "(1,2)", CORRECT, FORMAT),
+        ("**Answer:**\n\n$2x+3$", "3+2x", CORRECT, FORMAT),
+        ("Answer: $2x$", "3+2x", WRONG, FORMAT),
+        ("Answer:", "34", FORMAT, FORMAT),
+        ("The answer is x+1", "x+1", FORMAT, FORMAT),
+        # A box counts first, and so does a number that is stated.
+        ("\\boxed{x+1}\nAnswer: x+2", "x+1", CORRECT, CORRECT),
+        (r"Answer: \boxed{34}", "34", CORRECT, CORRECT),
+        ("Answer: x+2\nThe answer is 7.", "7", CORRECT, CORRECT),
+    ],
+)
+def test_any_answer_may_be_on_a_line_that_the_prompt_asks_for(
+    text: str, gold: str, asked: Outcome, else_: Outcome
+) -> None:
+    problem = TaskItem("p", "math", "?", MathAnswer(gold), "own", question="?")
+    (item,), (boxed,) = (worded([problem], TEMPLATES[name]) for name in ("dapo", "boxed_chat"))
+    assert (verify(text, item.answer).outcome, verify(text, boxed.answer).outcome) == (asked, else_)
+    # Digests of runs that have begun are of this text.
+    assert repr(item.answer) == repr(boxed.answer) == f"MathAnswer(gold={gold!r})"
 
 
 @each_case(
