@@ -181,7 +181,7 @@ def fill_peft_folder(
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
-        "revision": revision,
+        **({"revision": revision} if revision else {}),
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,
