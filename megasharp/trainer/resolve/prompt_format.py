@@ -21,7 +21,7 @@ from megasharp.tasks.tokenizer import TextTokenizer
 # Of a prompt that is shown: characters of its beginning and of its end.
 _HEAD, _TAIL = 280, 120
 # In the place of a template's name.
-_WORDS = "words of your own"
+_WORDS = "the rows' own words"
 
 
 def checked_name(prompt: str) -> str:
@@ -128,6 +128,22 @@ def _shown(source: DataSource, prompts: TokenizedPrompts, tokenizer: TextTokeniz
     if len(text) > _HEAD + _TAIL:
         text = f"{text[:_HEAD]} [...] {text[-_TAIL:]}"
     return f"{text} ({len(tokens)} tokens; {by})"
+
+
+def left_out_note(prompts: TokenizedPrompts, tokenizer: TextTokenizer) -> list[str]:
+    """Return the line that says which messages of the first prompt the chat template does not write, if any.
+
+    Those of an assistant are not looked at: templates leave a former answer's reasoning out on purpose.
+    """
+    turns = next((item.turns for item, _ in prompts.prompts), ())
+    text = tokenizer.chat(turns) if turns else None
+    lost = [role for role, said in turns if text is not None and role != "assistant" and said.strip() not in text]
+    if not lost:
+        return []
+    return [
+        f"the model's chat template leaves out or changes the {' and the '.join(lost)} message of the first prompt, "
+        "which is shown above as the model reads it"
+    ]
 
 
 def turn_end_note(prompts: TokenizedPrompts, tokenizer: TextTokenizer) -> list[str]:

@@ -8,7 +8,13 @@ from megasharp.convert.lora import trained_parameters
 from megasharp.planner.memory import run_text, runs_of_layers
 from megasharp.trainer.resolve.devices import device_of
 from megasharp.trainer.resolve.engine_settings import choose_transport
-from megasharp.trainer.resolve.prompt_format import prompt_differences, shown_prompts, trained_by, turn_end_note
+from megasharp.trainer.resolve.prompt_format import (
+    left_out_note,
+    prompt_differences,
+    shown_prompts,
+    trained_by,
+    turn_end_note,
+)
 from megasharp.trainer.resolve.recipes import correction_notes
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
 from megasharp.trainer.reward_judge import (
@@ -39,8 +45,12 @@ def describe(resolved: ResolvedRun) -> str:
         f"rollouts   {_engines(resolved)}, temperature {config.rollout.temperature}, <= "
         f"{', then '.join(map(str, limits))} tokens",
         f"recipe     {', '.join(resolved.recipes.final.methods)}; {resolved.recipes.final.reduction.value}",
-        f"data       {_prompts(resolved)}; evaluation on "
-        + (", ".join(suite.name for suite in resolved.suites) or "nothing"),
+        f"data       {_prompts(resolved)}; "
+        + (
+            f"evaluation on {', '.join(suite.name for suite in resolved.suites)}"
+            if resolved.suites
+            else "no evaluation"
+        ),
         *_sources(resolved),
         *(f"prompt     {line}" for line in shown_prompts(config, resolved.prompts, resolved.tokenizer)),
         *([f"derived    {', '.join(resolved.derived)}"] if resolved.derived else []),
@@ -129,6 +139,7 @@ def _notes(resolved: ResolvedRun) -> list[str]:
     training = trained_by(resolved.config, resolved.prompts)
     return [
         *(f"note       {text}" for text in prompt_differences(training, resolved.suites)),
+        *(f"note       {text}" for text in left_out_note(resolved.prompts, resolved.tokenizer)),
         *(f"note       {text}" for text in turn_end_note(resolved.prompts, resolved.tokenizer)),
         *(f"note       {text}" for text in correction_notes(resolved.config, recipes)),
         *(f"note       recipe.{name} is set, but no method of the recipe reads it" for name in tables),

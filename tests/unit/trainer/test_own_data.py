@@ -43,9 +43,9 @@ def test_what_is_left_out_by_its_length_is_told(resolve: Resolve) -> None:
     """Of a template's 57 tokens and questions of 1, 3, 41 and 41."""
     assert said(resolve()) == (
         "2 of 4 prompts of rows.jsonl; 2 are longer than 64 tokens (median 79, longest 98): data.max_prompt_tokens; "
-        "evaluation on nothing"
+        "no evaluation"
     )
-    assert said(resolve("data.max_prompt_tokens=98")) == "4 prompts of rows.jsonl; evaluation on nothing"
+    assert said(resolve("data.max_prompt_tokens=98")) == "4 prompts of rows.jsonl; no evaluation"
 
 
 def test_nothing_that_judges_is_refused(resolve: Resolve) -> None:

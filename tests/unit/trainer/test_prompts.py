@@ -110,6 +110,16 @@ def test_markers_that_are_no_tokens_of_the_model_are_refused(resolve: Resolve) -
     resolve("llama")
 
 
+def test_a_message_that_the_chat_template_drops_is_named(resolve: Resolve, models: Path, tmp_path: Path) -> None:
+    shutil.copytree(models / "qwen", tmp_path / "deaf")
+    (tmp_path / "deaf" / "chat_template.jinja").write_text(
+        "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}"
+    )
+    said = "the model's chat template leaves out or changes the system message of the first prompt, which is shown"
+    assert line(resolve("qwen", f"model.path={tmp_path}/deaf", "data.system=Be brief."), "note").startswith(said)
+    assert "note       the model's chat template leaves" not in describe(resolve("qwen", "data.system=Be brief."))
+
+
 def test_suites_are_asked_as_training_is_unless_they_say_otherwise(resolve: Resolve) -> None:
     trained = resolve("qwen", "data.prompt=boxed_verl", "eval.suites=[own.yaml, fixed.yaml]")
     own, fixed = trained.suites
@@ -153,9 +163,10 @@ def test_words_of_one_s_own_are_around_the_problems_of_suites_too(resolve: Resol
     trained = resolve("qwen", *rows, words, "data.system=Add.", "eval.suites=[own.yaml, fixed.yaml]")
     own, fixed = trained.suites
     assert own.items[0].turns == (("system", "Add."), ("user", "Q: What is 0 + 1? Box it.")) and own.prompt == ""
-    assert line(trained, "prompt").endswith("; words of your own in the model's chat template)")
+    assert line(trained, "prompt").endswith("; the rows' own words in the model's chat template)")
     said = (
-        "eval prompts differ from training's: suite fixed asks by plain, training by words of your own; set eval.prompt"
+        "eval prompts differ from training's: suite fixed asks by plain, training by the rows' own words; "
+        "set eval.prompt"
     )
     assert line(trained, "note") == said and fixed.prompt == "plain"
     other = resolve("qwen", *rows, "data.template='{question} ({hint})'")
@@ -163,7 +174,7 @@ def test_words_of_one_s_own_are_around_the_problems_of_suites_too(resolve: Resol
     messages = '[{"role": "user", "content": "1+1? In a box."}]'
     Path("rows.jsonl").write_text(f'{{"text": {messages}, "answer": "2"}}\n')
     other = resolve("qwen", *rows)
-    assert "suite own asks by boxed_chat, training by words of your own" in line(other, "note")
+    assert "suite own asks by boxed_chat, training by the rows' own words" in line(other, "note")
     for words in ("data.template='<|im_start|>{question}'", "data.system='<|eot_id|>'"):
         with pytest.raises(UserError, match=r"run.yaml: data.\w+ has <\|\w+\|> in it: it is the text of a message"):
             resolve("qwen", *rows, words)
