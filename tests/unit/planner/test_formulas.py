@@ -37,6 +37,7 @@ PUBLISHED = {
     "qwen3-4b": 4_022_468_096,
     "qwen3-1.7b": 1_720_574_976,
     "qwen2.5-math-1.5b": 1_543_714_304,
+    "qwen2.5-0.5b": 494_032_768,
     "deepseek-r1-distill-qwen-1.5b": 1_777_088_000,
     "deepseek-r1-distill-qwen-7b": 7_615_616_512,
     "llama-3.2-3b-instruct": 3_212_749_824,
