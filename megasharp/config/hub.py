@@ -103,11 +103,19 @@ def given_model(text: str) -> Path:
     return model_place(name, revision or None)
 
 
-def model_place(path: str, revision: str | None = None, *, commit: str | None = None, weights: bool = True) -> Path:
+def model_place(
+    path: str,
+    revision: str | None = None,
+    *,
+    commit: str | None = None,
+    weights: bool = True,
+    check: Callable[[Path], object] = Path,
+) -> Path:
     """Return the folder of a model: what is found by this path, or else the hub's, fetched where the cache lacks it.
 
     Without `weights` the folder has config.json and the tokenizer at least. `commit` is the one to stay at, wherever
-    the revision has moved; then a note says so. A path that is neither is returned as written.
+    the revision has moved; then a note says so. `check` gets the folder before weights are fetched into it, to refuse
+    what its config.json says. A path that is neither is returned as written.
 
     Raises:
         NotAtHand: the hub is off, cannot be reached, or does not let us in, and the cache does not have the model.
@@ -122,7 +130,7 @@ def model_place(path: str, revision: str | None = None, *, commit: str | None = 
     was_off = hub_is_off()
     if not was_off:
         try:
-            _fetch(path, revision, commit, weights)
+            _fetch(path, revision, commit, weights, check)
         except NotAtHand as refused:
             # A gated model that was fetched with another token is as good as any.
             if _in_cache(path, commit or revision, weights) is None:
@@ -173,7 +181,7 @@ def _patterns(weights: bool) -> list[str]:
     return [*_WORDS, *(["*.safetensors"] if weights else [])]
 
 
-def _fetch(path: str, revision: str | None, commit: str | None, weights: bool) -> None:
+def _fetch(path: str, revision: str | None, commit: str | None, weights: bool, check: Callable[[Path], object]) -> None:
     """Bring into the cache what it lacks of a model; an unreachable hub is left for good, with a note."""
     from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
 
@@ -195,6 +203,10 @@ def _fetch(path: str, revision: str | None, commit: str | None, weights: bool) -
             if _wanted(each.rfilename, patterns)
             and not isinstance(try_to_load_from_cache(path, each.rfilename, revision=about.sha), str)
         ]
+        if weights and any(each.rfilename.endswith(".safetensors") for each in lacks):
+            check(
+                Path(snapshot_download(path, revision=about.sha, allow_patterns=_WORDS, ignore_patterns=_OTHER_FORMS))
+            )
         if lacks:
             size = sum(each.size or 0 for each in lacks)
             note(

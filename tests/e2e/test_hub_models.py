@@ -57,6 +57,9 @@ def hub(tmp_path: Path) -> Path:
     (folder / "owner/tiny/pytorch_model.bin").write_bytes(b"0" * 1000)
     (folder / "owner/bins").mkdir()
     (folder / "owner/bins/pytorch_model.bin").write_bytes(b"0")
+    (folder / "owner/experts").mkdir()
+    (folder / "owner/experts/config.json").write_text('{"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128}')
+    (folder / "owner/experts/model.safetensors").write_bytes(b"0")
     return folder
 
 
@@ -77,8 +80,10 @@ def test_a_run_fetches_its_model_once_and_stays_at_its_commit(hub: Path, tmp_pat
         for model, line in (
             ("owner/none", "owner/none is no folder here and no repository at"),
             ("owner/bins", "owner/bins has no safetensors weights (it has pytorch_model.bin)"),
+            ("owner/experts", "architecture Qwen3MoeForCausalLM, a mixture of experts, is not supported"),
         ):
             assert line in megasharp("train", "run.yaml", f"model.path={model}", "name=other", code=2)
+        assert len(list((tmp_path / "here/cache").rglob("*.safetensors"))) == 1, "nothing was fetched to be refused"
     # The hub is gone: its address answers nobody.
     said = megasharp("train", "run.yaml", "name=again", "--dry-run")
     assert "the hub cannot be reached" in said and "read from the hub's cache" in said

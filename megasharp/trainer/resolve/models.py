@@ -10,7 +10,7 @@ from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import note
 from megasharp.config.core import find
 from megasharp.config.data import DataSource
-from megasharp.config.hub import cached_model, hub_model, is_hub_id, model_place
+from megasharp.config.hub import hub_model, model_place
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.hf_folder import HFReader, check_tokenizer, read_config
@@ -80,10 +80,7 @@ def open_model(
     Raises:
         UserError: there is no model, it is damaged or not supported, or its weights have adapters beside them.
     """
-    if weights and is_hub_id(path) and not find(path).exists() and cached_model(path, commit or revision) is None:
-        # An architecture that is not supported is refused before its weights are fetched.
-        read_config(model_place(path, revision, commit=commit, weights=False))
-    folder = model_folder(model_place(path, revision, commit=commit, weights=weights))
+    folder = model_folder(model_place(path, revision, commit=commit, weights=weights, check=read_config))
     if not weights and hub_model(folder.path) is not None and not folder.serves:
         return _described(folder)
     if not folder.is_megatron and (is_part(folder.path) or not (folder.path / CONFIG_FILE).is_file()):
