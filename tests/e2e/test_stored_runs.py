@@ -34,6 +34,10 @@ WENT_ON = {
         6: {"policy/loss": 0.058206, "policy/grad_norm": 4.42089, "reward/mean": 0.3125, "eval/dev/pass@1": 0.4375},
     },
     "2026_11_24_format_2": SMALLER,
+    "2026_11_25_mixture": {
+        5: {"policy/loss": 0.0133234, "policy/grad_norm": 1.1178379, "reward/mean": 5 / 11, "group/numbers/prompts": 5},
+        6: {"policy/loss": -0.0137464, "policy/grad_norm": 1.4483634, "reward/mean": 29 / 56, "group/own/prompts": 4},
+    },
 }
 
 
@@ -113,6 +117,17 @@ def check_names(run: Path, before: Path) -> None:
     assert changed == {"steps"}
 
 
+def figures_of(run: Path, version: str) -> dict[int, dict[str, float]]:
+    """Return the figures of each step of a run that went on, after a comparison with what its version had."""
+    figures: dict[int, dict[str, float]] = {}
+    for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
+        figures.setdefault(row["step"], {}).update(row)
+    for step, expected in WENT_ON[version].items():
+        found = {name: figures[step].get(name) for name in expected}
+        assert found == pytest.approx(expected, rel=1e-3), step
+    return figures
+
+
 @holding("runs/old", "2026_11_22", "2026_11_24_format_2")
 def test_a_stored_run_goes_on_and_is_shown(stored: Path, megasharp: Megasharp) -> None:
     """By its own stored configuration, with the optimizer, reference, memory network and decisions it had."""
@@ -124,13 +139,8 @@ def test_a_stored_run_goes_on_and_is_shown(stored: Path, megasharp: Megasharp) -
     assert any(line.startswith("resuming") and line.endswith("after step 4") for line in said)
     inputs = json.loads((before / "checkpoints/step_000004/manifest.json").read_text()).get("inputs")
     assert any("has no digests of problems" in line for line in said) == (inputs is None)
-    figures: dict[int, dict[str, float]] = {}
-    for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
-        figures.setdefault(row["step"], {}).update(row)
+    figures = figures_of(run, stored.name)
     assert sorted(figures) == list(range(7))
-    for step, expected in WENT_ON[stored.name].items():
-        found = {name: figures[step].get(name) for name in expected}
-        assert found == pytest.approx(expected, rel=1e-3), step
     written, older = ({name for step in steps for name in figures[step]} for steps in ((5, 6), (1, 2, 3, 4)))
     assert "time/annotate" in older and not older - written
     check_names(run, before)
@@ -200,3 +210,12 @@ def test_stored_adapters_are_exported_merged_and_trained_on(stored: Path, megash
 def test_a_stored_run_of_adapters_goes_on_by_the_file_that_began_it(stored: Path, megasharp: Megasharp) -> None:
     """Keys that are younger than the run have today's defaults then; those that changed are named, none is refused."""
     assert "after step 2" in megasharp("train", "lora.yaml", "--resume", "steps=3")
+
+
+@holding("runs/mixture")
+def test_a_stored_mixture_goes_on_by_the_file_that_began_it(stored: Path, megasharp: Megasharp) -> None:
+    """Within a block of both sources, in the course that came after its stage."""
+    assert "after step 4" in megasharp("train", "mixture.yaml", "--resume")
+    figures = figures_of(stored / "runs" / "mixture", stored.name)
+    assert figures[6]["group/numbers/prompts"] == 3 * figures[6]["group/own/prompts"]
+    assert figures[6]["rollout/own/length_mean"] <= 5 and "group/own/pass@4" not in figures[6]
