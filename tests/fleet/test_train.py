@@ -85,3 +85,31 @@ def test_where_an_engine_does_not_start_no_run_stands_in_the_way(tmp_path: Path)
     again = open_run(tmp_path / "fleet_on_cpu", "", resume=False)
     again.close()
     assert again.attempt == 2
+
+
+def test_each_source_of_a_mixture_has_its_limits_share_and_judge(tmp_path: Path) -> None:
+    (tmp_path / "judging.py").write_text("def brief(text, answer):\n    return 1.0 if len(text) < 5 else 0.25\n")
+    lines = (json.dumps({"sum": f"{number} {number}=", "answer": 2 * number}) for number in range(1, 8))
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    numbers = "{source: numbers, task: countdown, path: examples/quickstart/data/train.jsonl, weight: 3}"
+    own = (
+        f"{{source: own, path: {tmp_path / 'rows.jsonl'}, prompt_key: sum, weight: 1, max_response_tokens: 4, "
+        f"responses_per_prompt: 3, reward: '{tmp_path / 'judging.py'}:brief'}}"
+    )
+    mixture = ["data.task=null", "data.path=null", f"data.mix=[{numbers}, {own}]"]
+    small = ["cluster.backend=local", "rollout.engines=1", "policy.tp=1", "recipe.methods=[grpo]", "steps=3"]
+    # Prompts of both sources are in flight across a push.
+    with running(tmp_path, *mixture, *small, "rollout.max_staleness=1", "deterministic=false") as process:
+        finish(process)
+    for row in rows(tmp_path):
+        assert (row["group/numbers/prompts"], row["group/own/prompts"]) == (3, 1)
+        assert row["policy/engine_gap_max"] < GAP
+    sampled = pd.concat(map(pd.read_parquet, sorted((tmp_path / "fleet_on_cpu/rollouts").glob("*.parquet"))))
+    sampled["source"] = sampled["prompt_id"].str.partition("/")[0]
+    found = sampled.groupby("source")
+    sizes = sampled.groupby(["source", "step", "group_id"]).size().groupby("source")
+    assert sizes.unique().map(list).to_dict() == {"numbers": [8], "own": [3]}
+    assert sizes.size().to_dict() == {"numbers": 9, "own": 3}
+    assert 4 < found["length"].max()["numbers"] <= 20 and found["length"].max()["own"] == 4
+    assert {*sampled[sampled["source"] == "own"]["reward"]} <= {0.25, 1.0}
+    assert {*sampled[sampled["source"] == "numbers"]["reward"]} == {0.0, 1.0}
