@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from megasharp.config.run_config import RunConfig, load_run
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import CONFIG_FILE, model_folder
 from megasharp.evals.groups import Settings, load_group, plan_suites
+from megasharp.evals.suites import suite_source
 from megasharp.planner.suggest import make_plan
 from megasharp.trainer.eval_source import CHECKPOINT, check_measurable
 from megasharp.trainer.hub_inputs import HubInputs, hub_inputs
@@ -86,13 +88,14 @@ def submit_run(asked: Asked, *, dry_run: bool, say: Callable[[str], None]) -> No
 
 
 def _hub_inputs(asked: Asked, config: RunConfig) -> HubInputs:
-    """Return what the job reads of the hub; suites that only its image has are not looked at."""
-    suites = [
-        name
-        for each in (config.eval.suites if asked.suite is None else _suites(asked.suite))
-        if (group := load_group(each)) is not None or not _is_in_the_image(asked, Path(each))
-        for name in ([member.suite for member in group.members] if group else [each])
-    ]
+    """Return what the job reads of the hub; suites that only its image has, or the data of, are not looked at."""
+    suites = []
+    for each in config.eval.suites if asked.suite is None else _suites(asked.suite):
+        group = load_group(each)
+        for name in [member.suite for member in group.members] if group else [each]:
+            with suppress(UserError) if asked.container is not None else nullcontext():
+                suite_source(name)
+                suites.append(name)
     return hub_inputs(config, str(asked.file), asked.runs / config.name, suites)
 
 

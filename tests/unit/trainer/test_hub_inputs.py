@@ -73,6 +73,8 @@ def test_a_container_sees_the_cache_only_where_the_run_reads_of_the_hub(cached: 
     for variable in ("HF_HUB_OFFLINE:-1", f"HF_HOME:-{home}", f"HF_HUB_CACHE:-{home}/hub"):
         assert f"export {variable.partition(':')[0]}=${{{variable}}}\n" in text
     assert "HF_" not in file()
+    (tmp_path / "inside.yaml").write_text("task: countdown\npath: /only/in/the/image.jsonl\n")
+    assert "HF_" not in file(f"eval.suites=[{tmp_path}/inside.yaml]")
 
 
 def test_a_sweep_s_begun_run_stays_at_its_commit(cached: Path, tmp_path: Path) -> None:
