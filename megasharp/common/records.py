@@ -51,6 +51,11 @@ class TaskAnswer:
         """Return it for a prompt that asks for a last line `Answer: ...`, or not, where its verifier reads such."""
         return self
 
+    @property
+    def given(self) -> object:
+        """What a user's own reward is given as the answer."""
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:

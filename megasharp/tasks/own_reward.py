@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from functools import partial
+from functools import cached_property, partial
 from numbers import Real
 from reprlib import repr as short_repr
 
@@ -25,6 +25,8 @@ from megasharp.tasks.reward_signature import Style, signature_of
 OWN_TASK = "own"
 FULL_REWARD = 1.0
 _LARGEST = 1e30
+# The usual ones first, which need no look at what is registered as a number.
+_NUMBERS = (float, int, Real, Decimal)
 # Responses of a call, from which on the next prompt's wait for another one.
 BATCH = 64
 
@@ -80,13 +82,13 @@ class OwnReward(ItemVerifier):
     at_once: int = 1
     seconds: float | None = None
 
-    @property
+    @cached_property
     def batch(self) -> int:
         """Responses of a call. Raises UserError where a function cannot be imported."""
         found = [signature_of(each.path) for each in self.functions]
         return BATCH if any(each.batched or each.asynchronous for each in found) else 1
 
-    @property
+    @cached_property
     def reads_rows(self) -> bool:
         """Return whether a function takes more than a text and an answer."""
         return any(signature_of(each.path).style is not Style.PLAIN for each in self.functions)
@@ -106,6 +108,9 @@ class OwnReward(ItemVerifier):
     def verdicts(self, items: Sequence[Item], passing: _Passing = ()) -> list[Verdict]:
         """One for each item, in order; an exception of a function's is an ERROR verdict, but those of `passing`."""
         by_function = [self._judged(each, items, passing) for each in self.functions]
+        if len(by_function) == 1 and self.functions[0].weight == 1.0:
+            # Each response has a call of its own, and most verdicts are whole as they are.
+            return [each if each and not each.parts else self._total([each]) for each in by_function[0]]
         return [self._total(found) for found in zip(*by_function, strict=True)]
 
     def _judged(self, function: OwnFunction, items: Sequence[Item], passing: _Passing) -> list[Verdict | None]:
@@ -244,14 +249,14 @@ def _plain(verdict: Verdict) -> Verdict:
 
 def _number(value: object) -> float | None:
     """Return one number of any library as a float, None for what is none."""
-    if not isinstance(value, Real | Decimal):
+    if not isinstance(value, _NUMBERS):
         # One number of numpy, torch or jax; of several it raises.
         item = getattr(value, "item", None)
         try:
             value = item() if callable(item) else None
         except Exception:
             return None
-    return float(value) if isinstance(value, Real | Decimal) else None
+    return float(value) if isinstance(value, _NUMBERS) else None
 
 
 def _finite(reward: float) -> float:

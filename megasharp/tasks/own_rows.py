@@ -44,6 +44,11 @@ class OwnAnswer(TaskAnswer):
     value: Any
     columns: bytes = b""
 
+    @property
+    def given(self) -> object:
+        """The answer as its row has it."""
+        return self.value
+
 
 @dataclass(frozen=True, slots=True)
 class Columns:

@@ -15,7 +15,7 @@ from typing import Any
 
 from megasharp.tasks.judge import Item
 from megasharp.tasks.reward_import import imported
-from megasharp.tasks.reward_signature import ANSWER, Style, plain_answer, signature_of
+from megasharp.tasks.reward_signature import ANSWER, Style, signature_of
 
 
 class TooLate(Exception):
@@ -39,7 +39,7 @@ class Running:
 
     def one(self, item: Item) -> Any:
         """Return what it returns for one response; of an `async def`, a coroutine."""
-        signature, answer = self.signature, plain_answer(item.answer)
+        signature, answer = self.signature, item.answer.given
         if signature.style is Style.PLAIN:
             return self._call(item.text, answer)
         row = item.row or {}
@@ -71,7 +71,7 @@ class Running:
         }
         # A column that some rows lack is None there.
         columns = dict.fromkeys(name for item in items for name in signature.columns_of(item.row))
-        rows = [{ANSWER: plain_answer(item.answer), **(item.row or {})} for item in items]
+        rows = [{ANSWER: item.answer.given, **(item.row or {})} for item in items]
         return self._call(
             **{name: given[name] for name in signature.given},
             **{name: [row.get(name) for row in rows] for name in columns},

@@ -95,15 +95,7 @@ class Signature:
                     f"columns there: {', '.join(there)}"
                 )
         if self.style is Style.PLAIN and items:
-            _check_answer(imported(self.path), self.method, plain_answer(items[0].answer), self.path)
-
-
-def plain_answer(answer: TaskAnswer) -> object:
-    """Return what a row of a user's own data has as its answer; of a task, its record."""
-    # Imported here: that file needs the name of the task that own rewards judge.
-    from megasharp.tasks.own_rows import OwnAnswer
-
-    return answer.value if isinstance(answer, OwnAnswer) else answer
+            _check_answer(imported(self.path), self.method, items[0].answer.given, self.path)
 
 
 @lru_cache(maxsize=64)

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
@@ -53,6 +54,11 @@ class Worker:
         """Wait until it is set up. Raises TimeoutError where it is not in `seconds`, and PeerGone where it ends."""
         if self._hello is None:
             self._hello = receive(self._peer, time.monotonic() + seconds)
+
+    @property
+    def is_set_up(self) -> bool:
+        """Whether it has said that it is set up."""
+        return self._hello is not None
 
     def ask(self, items: Sequence[Item], seconds: float, whole: bool = False) -> list[Verdict]:
         """Return verdicts of one task's items, which travel `whole`, or as a text and an answer each.
@@ -255,10 +261,25 @@ class VerifierPool:
     def verdicts(self, items: Sequence[Item]) -> list[Verdict]:
         """One for each item, in order; safe to call from several threads."""
         share = -(-len(items) // self._workers)
-        futures = [self._threads.submit(self._judge, batch) for batch in batches(items, self._own, share)]
+        left = deque(enumerate(batches(items, self._own, share)))
+        found: dict[int, list[Verdict]] = {}
+
+        def judge() -> None:
+            while True:
+                try:
+                    number, batch = left.popleft()
+                except IndexError:
+                    return
+                found[number] = self._judge(batch)
+
+        # A future for each worker: one for each call would cost as much as the call.
+        futures = [self._threads.submit(judge) for _ in range(min(self._workers, len(left)))]
         try:
-            return [verdict for future in futures for verdict in future.result()]
+            for future in futures:
+                future.result()
+            return [verdict for number in range(len(found)) for verdict in found[number]]
         finally:
+            left.clear()
             for future in futures:
                 future.cancel()
 
@@ -294,13 +315,13 @@ class VerifierPool:
         seconds = self._timeout_s * len(batch)
         try:
             for attempt in range(_TRIES):
-                late = f"not set up in {_START_S:g} s"
                 try:
                     worker = worker or self._new_worker()
                     worker.wait(_START_S)
-                    late = f"no verdict in {self._timeout_s:g} s"
                     return worker.ask(batch, seconds, own is not None and own.reads_rows)
                 except TimeoutError:
+                    is_late = worker is not None and worker.is_set_up
+                    late = f"no verdict in {self._timeout_s:g} s" if is_late else f"not set up in {_START_S:g} s"
                     _end(worker)
                     worker = None
                     self._count(killed=1)

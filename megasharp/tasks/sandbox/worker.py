@@ -126,17 +126,20 @@ def work(peer: socket.socket, verifiers: Verifiers, memory_mb: int, parent: int)
 
 def encode(verdicts: Sequence[Verdict]) -> bytes:
     """Write verdicts as a message."""
-    return json.dumps(
-        [
-            [each.outcome.value, each.reward, each.canonical_answer, each.detail, each.failure, dict(each.parts)]
-            for each in verdicts
-        ]
-    ).encode()
+    found: list[list[object]] = []
+    for each in verdicts:
+        found.append([each.outcome, each.reward, each.canonical_answer, each.detail, each.failure])
+        if each.parts:
+            found[-1].append(dict(each.parts))
+    return json.dumps(found).encode()
+
+
+_OUTCOMES = {each.value: each for each in Outcome}
 
 
 def decode(message: bytes) -> list[Verdict]:
     """Read verdicts from a message."""
-    return [Verdict(Outcome(outcome), *others) for outcome, *others in json.loads(message)]
+    return [Verdict(_OUTCOMES[outcome], *others) for outcome, *others in json.loads(message)]
 
 
 _PR_SET_CHILD_SUBREAPER = 36
