@@ -15,7 +15,13 @@ def evaluate(
     source: Annotated[
         Path | None, typer.Argument(help="A run, one of its checkpoints, or a Hugging Face folder.")
     ] = None,
-    suite: Annotated[str, typer.Option(help="Suites or groups of them, by name or file.")] = "countdown_test",
+    suite: Annotated[
+        str | None, typer.Option(help="Suites or groups of them, by name or file; without it the run's eval.suites.")
+    ] = None,
+    reward: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="A function judges, as reward.function; several are added up."),
+    ] = None,
     n: Annotated[int | None, typer.Option(min=1, help="Samples per problem; 64, or the group's.")] = None,
     k: Annotated[str | None, typer.Option(help="For pass@k: 1,4,16 or 1,2,4,...,1024.")] = None,
     temperature: Annotated[str | None, typer.Option(help="One or several, as 0.6,1.0; 1.0, or the group's.")] = None,
@@ -45,21 +51,26 @@ def evaluate(
 
         compare_results(source, *compare, k, problems, typer.echo)
         return
-    from megasharp.config.data import RewardConfig
+    from megasharp.config.data import RewardConfig, RewardFunction
     from megasharp.trainer.evaluation import Asked, evaluate_source, numbers, settings
 
     output.outlive()
     collect_as_usual()
     asked = Asked(
         source,
-        [name.strip() for name in suite.split(",")],
+        [name.strip() for name in (suite or "").split(",") if name.strip()],
         settings(n, k, top_p, max_tokens),
         numbers(temperature),
         seed,
         out,
         engines,
         overrides or [],
-        RewardConfig(workers=workers, timeout_s=timeout_s, sandbox="bubblewrap" if sandbox else "none"),
+        RewardConfig(
+            workers=workers,
+            timeout_s=timeout_s,
+            sandbox="bubblewrap" if sandbox else "none",
+            functions=[RewardFunction(function=path) for path in reward or ()],
+        ),
         prompt,
     )
     evaluate_source(asked, typer.echo, note)

@@ -196,12 +196,16 @@ def check_suite(name: str) -> None:
     known = _names(SUITE_FOLDER)
     if name in known or Path(name).is_file():
         return
-    groups = ", ".join(group_names()) or "none"
     near = " or ".join(get_close_matches(name, [*known, *group_names()], n=3, cutoff=0.5))
     raise UserError(
         f"--suite {name}: no suite or group of this name{f'; did you mean {near}?' if near else ''}; "
-        f"suites: {', '.join(known) or 'none'}; groups: {groups}; or give the path of a YAML file"
+        f"{known_names()}; or give the path of a YAML file"
     )
+
+
+def known_names() -> str:
+    """Say the names of all suites and groups."""
+    return f"suites: {', '.join(_names(SUITE_FOLDER)) or 'none'}; groups: {', '.join(group_names()) or 'none'}"
 
 
 @dataclass(frozen=True, slots=True)

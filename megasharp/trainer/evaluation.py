@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from megasharp.checkpoint.run_folder import write_like_run
@@ -20,21 +20,22 @@ from megasharp.common.signals import SaveAsked, TimeIsUp, interruptible, save_he
 from megasharp.config.core import validate
 from megasharp.config.data import RewardConfig
 from megasharp.config.hub import given_model
-from megasharp.config.run_config import load_run
+from megasharp.config.run_config import RunConfig, load_run
 from megasharp.convert.model_folder import model_folder
 from megasharp.convert.record import weights_fingerprint
 from megasharp.evals.compare import Comparison, Crossing, compare
 from megasharp.evals.evaluate import Progress, check_identity, chunk_size, evaluate
-from megasharp.evals.groups import Planned, PlannedGroup, Settings, plan_suites
+from megasharp.evals.groups import Planned, PlannedGroup, Settings, known_names, plan_suites
 from megasharp.evals.result import EvalResult, EvalSetting, averaged, save_group, summarize
 from megasharp.evals.result_files import group_lines, load_figures, load_result, result_lines, save
 from megasharp.evals.suites import Asking, parse_ks
 from megasharp.rollout.step_request import Engine
 from megasharp.tasks.judge import Judge, digest_of
+from megasharp.tasks.own_reward import OWN_TASK
 from megasharp.tasks.tokenizer import load_tokenizer
 from megasharp.trainer.eval_source import CHECKPOINT, Measured, config_of, engine_of, engines_of, hf_folder, measured
 from megasharp.trainer.resolve.prompt_format import asking_of, check_markers, checked_name
-from megasharp.trainer.reward_judge import RewardJudge, check_judging
+from megasharp.trainer.reward_judge import RewardJudge, check_judging, own_rewards, training_items
 
 # Characters of a digest that tell two evaluations apart.
 _DIGEST = 16
@@ -42,11 +43,13 @@ _DIGEST = 16
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The options of the command line. `suites` are suites and groups by name; settings that are None are theirs.
+    """The options of the command line. `suites` are suites and groups by name, none for those of the source's run;
+    settings that are None are theirs.
 
     `engines` is a run file whose SGLang engines sample, with `overrides`; without it the engine of this process does.
-    `out` None is a folder under evals/ named after the weights; `reward` decides where responses are judged. `prompt`
-    is a template's name, or `suite`; without it a run's weights are asked as its training was.
+    `out` None is a folder under evals/ named after the weights. `reward` decides where responses are judged, and its
+    functions judge all of them; without one, the run's judge own rows without a task. `prompt` is a template's name, or
+    `suite`; without it a run's weights are asked as its training was.
     """
 
     source: Path | None
@@ -95,10 +98,12 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
     else:
         asking = Asking() if run is None else asking_of(run)
     longest = None if run is None else run.eval.max_response_tokens or run.data.largest_response
+    suites = asked.suites or _suites_of(run, source)
     sweep = []
     for temperature in asked.temperatures or [None]:
         changed = {} if temperature is None else {"temperature": temperature}
-        sweep.append(plan_suites(asked.suites, asked.settings.model_copy(update=changed), asked.seed, asking, longest))
+        sweep.append(plan_suites(suites, asked.settings.model_copy(update=changed), asked.seed, asking, longest))
+    asked, sweep = _judged_by_functions(asked, sweep, run)
     tasks = {each.suite.task for groups in sweep for group in groups for each in group.evaluations}
     check_judging(asked.reward, tasks, "megasharp eval")
     for line in _ours(sweep[0]):
@@ -116,6 +121,44 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
         raise TimeIsUp(f"SIGUSR1 (time is nearly up): {_kept(evaluation)}") from None
     except signals.Stopped as stopped:
         raise signals.Stopped(stopped.number, _kept(evaluation)) from None
+
+
+def _suites_of(run: RunConfig | None, source: Path) -> Sequence[str]:
+    """Return the suites of a run. Raises UserError, with all names, where there are none."""
+    if run is not None and run.eval.suites:
+        return run.eval.suites
+    none = "is no run, whose eval.suites would be taken" if run is None else "is a run without eval.suites"
+    raise UserError(
+        f"{source} {none}: say --suite NAME, or the path of a YAML file with set: NAME, or with path: and the other "
+        f"keys of data for rows of your own; {known_names()}"
+    )
+
+
+def _judged_by_functions(
+    asked: Asked, sweep: list[list[PlannedGroup]], run: RunConfig | None
+) -> tuple[Asked, list[list[PlannedGroup]]]:
+    """Give all suites to the functions that are asked for; without such, those of own rows to the run's functions.
+
+    Functions are found in the working directory too. Raises UserError where one cannot judge a suite's rows.
+    """
+    every = bool(own_rewards(asked.reward))
+    if not every and run is not None:
+        its = {key: getattr(run.reward, key) for key in ("function", "functions", "concurrency")}
+        asked = replace(asked, reward=asked.reward.model_copy(update=its))
+
+    def judged(planned: Planned) -> Planned:
+        if not (every or planned.suite.task == OWN_TASK) or not own_rewards(asked.reward):
+            return planned
+        items = training_items(planned.suite.items, asked.reward, "megasharp eval")
+        return replace(planned, suite=replace(planned.suite, task=OWN_TASK, items=tuple(items)))
+
+    found = [
+        [replace(group, evaluations=tuple(map(judged, group.evaluations))) for group in groups] for groups in sweep
+    ]
+    if not any(each.suite.task == OWN_TASK for groups in found for group in groups for each in group.evaluations):
+        # Which would have workers of its own.
+        asked = replace(asked, reward=asked.reward.model_copy(update={"function": None, "functions": []}))
+    return asked, found
 
 
 def _ours(groups: Sequence[PlannedGroup]) -> Iterator[str]:
@@ -191,6 +234,7 @@ class _Evaluation:
     def _identity(self, planned: Planned) -> dict[str, str]:
         sampling = asdict(planned.sampling)
         del sampling["ks"]
+        own = own_rewards(self._asked.reward).get(planned.suite.task)
         return {
             "weights": self._weights,
             "problems": digest_of(planned.suite.items)[:_DIGEST],
@@ -199,6 +243,7 @@ class _Evaluation:
             "engine": "inprocess" if self._asked.engines is None else "sglang",
             "timeout_s": f"{self._asked.reward.timeout_s:g}",
             "chunk": str(chunk_size(planned.sampling.max_tokens)),
+            **({"reward": ", ".join(f"{each.path} x {each.weight:g}" for each in own.functions)} if own else {}),
         }
 
     def _open(self, planned: Planned) -> Progress:

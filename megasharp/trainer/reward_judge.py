@@ -318,8 +318,8 @@ def check_judging(reward: RewardConfig, tasks: Collection[str], where: str) -> N
     """
     if OWN_TASK in tasks and not own_rewards(reward):
         raise UserError(
-            f"{where}: nothing judges the responses to rows of your own: set reward.function=MODULE:FUNCTION, or the "
-            "task of the rows, such as data.task=math, for its verifier"
+            f"{where}: nothing judges the responses to rows of your own: set reward.function=MODULE:FUNCTION "
+            "(eval: --reward MODULE:FUNCTION), or the task of the rows, such as data.task=math, for its verifier"
         )
     workers = workers_for(reward, tasks)
     for task in _worker_tasks(tasks) if workers == 0 else []:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,9 @@ from waiting import HANG_S
 from megasharp.common.errors import UserError
 from megasharp.common.files import held
 from megasharp.common.signals import save_kept_from_children
+from megasharp.config.core import dump_yaml
+from megasharp.config.data import RewardConfig, RewardFunction
+from megasharp.config.run_config import load_run
 from megasharp.evals.groups import Settings
 from megasharp.trainer.eval_source import Measured, check_measurable, hf_folder, measured
 from megasharp.trainer.evaluation import Asked, evaluate_source
@@ -25,7 +29,19 @@ BASE = Path(__file__).parents[3] / "examples" / "quickstart" / "base"
 
 def started(out: Path, samples: int, *more: str) -> subprocess.Popen[str]:
     """As a job's node starts it: SIGUSR1 is held back until it is heard."""
-    asked = ["--n", str(samples), "--k", "1", "--max-tokens", "4", "--out", str(out), *more]
+    asked = [
+        "--suite",
+        "countdown_test",
+        "--n",
+        str(samples),
+        "--k",
+        "1",
+        "--max-tokens",
+        "4",
+        "--out",
+        str(out),
+        *more,
+    ]
     with save_kept_from_children():
         return subprocess.Popen(
             [sys.executable, "-m", "megasharp.cli", "eval", str(BASE), *asked],
@@ -94,6 +110,37 @@ def test_a_sweep_writes_one_result_a_temperature_and_a_group_its_table(tmp_path:
     assert set(after["pass_at_k"]) == {"1", "2", "4"} and after["lambdas"] == json.loads(before)["lambdas"]
     with pytest.raises(UserError, match=r"of another evaluation \(temperature 1.0, now 0.5\); give another --out"):
         in_process(tmp_path / "temperature_1", own, temperatures=[0.5])
+
+
+def test_own_rows_are_judged_by_the_function_that_is_asked_for_or_the_run_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a source says which suites it is evaluated on, or is refused."""
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"question": "Say 2", "answer": "2"}\n{"question": "Say 3", "answer": "3"}\n')
+    Path("mine.yaml").write_text("path: rows.jsonl\n")
+    Path("graded_here.py").write_text("def never(text, answer):\n    return 1.0 if answer == '2' else 0.0\n")
+    reward = RewardConfig(workers=0, functions=[RewardFunction(function="graded_here:never")])
+    asked = Asked(BASE, ["mine.yaml"], Settings(n=1, max_tokens=2), out=Path("out"), reward=reward)
+    evaluate_source(asked, lambda line: None, lambda line: None)
+    assert json.loads(Path("out/mine.json").read_text())["pass_at_k"] == {"1": 0.5}
+    with pytest.raises(
+        UserError, match=r"of another evaluation \(reward graded_here:never x 1, now graded_here:never x 2"
+    ):
+        other = RewardConfig(workers=0, functions=[RewardFunction(function="graded_here:never", weight=2.0)])
+        evaluate_source(replace(asked, reward=other), lambda line: None, lambda line: None)
+    with pytest.raises(UserError, match=r"nothing judges the responses to rows of your own: .*eval: --reward"):
+        evaluate_source(replace(asked, reward=RewardConfig()), lambda line: None, lambda line: None)
+    with pytest.raises(UserError, match=r"base is no run, whose eval.suites would be taken: say --suite .*gsm8k"):
+        evaluate_source(Asked(BASE, [], Settings()), lambda line: None, lambda line: None)
+    for suites, message in (
+        ("[]", "is a run without eval.suites: say --suite"),
+        ("[elsewhere]", "suite elsewhere: no"),
+    ):
+        run = load_run(BASE.parent / "run.yaml", ["checkpoint.keep_best=null", f"eval.suites={suites}"])
+        Path("config.yaml").write_text(dump_yaml(run))
+        with pytest.raises(UserError, match=message):
+            evaluate_source(Asked(tmp_path, [], Settings()), lambda line: None, lambda line: None)
 
 
 def test_two_evaluations_do_not_write_into_one_folder(tmp_path: Path) -> None:
