@@ -29,19 +29,8 @@ BASE = Path(__file__).parents[3] / "examples" / "quickstart" / "base"
 
 def started(out: Path, samples: int, *more: str) -> subprocess.Popen[str]:
     """As a job's node starts it: SIGUSR1 is held back until it is heard."""
-    asked = [
-        "--suite",
-        "countdown_test",
-        "--n",
-        str(samples),
-        "--k",
-        "1",
-        "--max-tokens",
-        "4",
-        "--out",
-        str(out),
-        *more,
-    ]
+    suite = ["--suite", "countdown_test"]
+    asked = [*suite, "--n", str(samples), "--k", "1", "--max-tokens", "4", "--out", str(out), *more]
     with save_kept_from_children():
         return subprocess.Popen(
             [sys.executable, "-m", "megasharp.cli", "eval", str(BASE), *asked],
@@ -119,15 +108,13 @@ def test_own_rows_are_judged_by_the_function_that_is_asked_for_or_the_run_s(
     monkeypatch.chdir(tmp_path)
     Path("rows.jsonl").write_text('{"question": "Say 2", "answer": "2"}\n{"question": "Say 3", "answer": "3"}\n')
     Path("mine.yaml").write_text("path: rows.jsonl\n")
-    Path("graded_here.py").write_text("def never(text, answer):\n    return 1.0 if answer == '2' else 0.0\n")
-    reward = RewardConfig(workers=0, functions=[RewardFunction(function="graded_here:never")])
+    Path("graded.py").write_text("def two(text, answer):\n    return 1.0 if answer == '2' else 0.0\n")
+    reward = RewardConfig(workers=0, functions=[RewardFunction(function="graded:two")])
     asked = Asked(BASE, ["mine.yaml"], Settings(n=1, max_tokens=2), out=Path("out"), reward=reward)
     evaluate_source(asked, lambda line: None, lambda line: None)
     assert json.loads(Path("out/mine.json").read_text())["pass_at_k"] == {"1": 0.5}
-    with pytest.raises(
-        UserError, match=r"of another evaluation \(reward graded_here:never x 1, now graded_here:never x 2"
-    ):
-        other = RewardConfig(workers=0, functions=[RewardFunction(function="graded_here:never", weight=2.0)])
+    with pytest.raises(UserError, match=r"of another evaluation \(reward graded:two x 1, now graded:two x 2"):
+        other = RewardConfig(workers=0, functions=[RewardFunction(function="graded:two", weight=2.0)])
         evaluate_source(replace(asked, reward=other), lambda line: None, lambda line: None)
     with pytest.raises(UserError, match=r"nothing judges the responses to rows of your own: .*eval: --reward"):
         evaluate_source(replace(asked, reward=RewardConfig()), lambda line: None, lambda line: None)
@@ -135,7 +122,7 @@ def test_own_rows_are_judged_by_the_function_that_is_asked_for_or_the_run_s(
         evaluate_source(Asked(BASE, [], Settings()), lambda line: None, lambda line: None)
     for suites, message in (
         ("[]", "is a run without eval.suites: say --suite"),
-        ("[elsewhere]", "suite elsewhere: no"),
+        ("[other]", "suite other: no"),
     ):
         run = load_run(BASE.parent / "run.yaml", ["checkpoint.keep_best=null", f"eval.suites={suites}"])
         Path("config.yaml").write_text(dump_yaml(run))
