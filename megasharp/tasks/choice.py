@@ -28,6 +28,7 @@ from megasharp.tasks.extraction import (
     last_stated,
     name_of,
     read_objects,
+    short,
     text_field,
     texts_field,
 )
@@ -53,8 +54,12 @@ class ChoiceRecord:
     @property
     def text(self) -> str:
         """The question with its options, one a line."""
-        lines = [f"{label}. {option}" for label, option in zip(self.answer.labels, self.options, strict=True)]
-        return "\n".join([self.question, "Options:", *lines])
+        return _with_options(self.question, self.options, self.answer.labels)
+
+
+def _with_options(question: str, options: tuple[str, ...], labels: tuple[str, ...]) -> str:
+    lines = [f"{label}. {option}" for label, option in zip(labels, options, strict=True)]
+    return "\n".join([question, "Options:", *lines])
 
 
 def read_records(path: Path) -> list[ChoiceRecord]:
@@ -76,19 +81,66 @@ def read_arc(fields: Fields, path: Path, where: str) -> ChoiceRecord:
             f"{where}: 'choices' must be an object with the lists 'text' and 'label' (ARC), or give 'options'"
             f"{absent(fields, 'choices')}"
         )
-    options, labels = texts_field(choices, "text", where), texts_field(choices, "label", where)
-    if len(options) != len(labels) or len(set(labels)) < len(labels):
-        raise UserError(f"{where}: 'label' must name each option of 'text' once")
+    options, labels = _labelled(choices, where)
     return _record(fields, name_of(fields, ("id",), path, where), options, labels, ("answerKey", where))
 
 
 def read_mmlu_pro(fields: Fields, path: Path, where: str) -> ChoiceRecord:
     """A row of MMLU-Pro; without an id it is named after `path`. Raises UserError naming `where`."""
-    options = tuple(option for option in texts_field(fields, "options", where) if option != _NO_OPTION)
-    if len(options) > len(ascii_uppercase):
-        raise UserError(f"{where}: 'options' has more than {len(ascii_uppercase)} options, one for each letter")
-    labels = tuple(ascii_uppercase[: len(options)])
+    options, labels = _lettered(fields, "options", where)
     return _record(fields, name_of(fields, ("question_id", "id"), path, where), options, labels, ("answer", where))
+
+
+def _labelled(choices: Fields, where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    options, labels = texts_field(choices, "text", where), texts_field(choices, "label", where)
+    if len(options) != len(labels) or len(set(labels)) < len(labels):
+        raise UserError(f"{where}: 'label' must name each option of 'text' once")
+    return options, labels
+
+
+def _lettered(fields: Fields, key: str, where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    options = tuple(option for option in texts_field(fields, key, where) if option != _NO_OPTION)
+    if len(options) > len(ascii_uppercase):
+        raise UserError(f"{where}: '{key}' has more than {len(ascii_uppercase)} options, one for each letter")
+    return options, tuple(ascii_uppercase[: len(options)])
+
+
+def _own_options(fields: Fields, where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The options of a user's own row and their labels, from its column `choices` or `options`."""
+    key = "choices" if "choices" in fields else "options"
+    if key not in fields:
+        raise UserError(
+            f"{where}: task choice needs a column choices, a list of texts (or an object with the lists text and "
+            f"label){absent(fields, key)}"
+        )
+    found = fields[key]
+    return _labelled(found, where) if isinstance(found, dict) else _lettered(fields, key, where)
+
+
+def own_problem(question: str, fields: Fields, where: str) -> str:
+    """A user's own question with the options of its row. Raises UserError naming `where`."""
+    return _with_options(question, *_own_options(fields, where))
+
+
+def own_answer(item: TaskItem, key: str) -> ChoiceAnswer:
+    """The answer of a user's own row: a label, an option's text, or its number from 0, as MMLU has it.
+
+    A text that may be several of these is the first one. Raises UserError where it is none.
+    """
+    where, value = f"row {item.id}", item.answer.given
+    options, labels = _own_options(item.row or {}, where)
+    text = str(value).strip()
+    if isinstance(value, str):
+        if text.upper() in labels:
+            return ChoiceAnswer(text.upper(), labels)
+        if value in options:
+            return ChoiceAnswer(labels[options.index(value)], labels)
+    if text.isdecimal() and int(text) < len(labels) and not isinstance(value, bool):
+        return ChoiceAnswer(labels[int(text)], labels)
+    raise UserError(
+        f"{where}: '{key}' must be one of the labels {', '.join(labels)}, the text of an option, or its number from 0, "
+        f"got {short(value)}"
+    )
 
 
 def _record(

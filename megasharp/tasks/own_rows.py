@@ -17,7 +17,7 @@ from typing import Any
 from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import note
 from megasharp.common.records import TaskAnswer
-from megasharp.tasks.extraction import Fields, is_unicode, plain_columns, short
+from megasharp.tasks.extraction import Fields, is_unicode, number_field, plain_columns, short
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.own_reward import OWN_TASK
 from megasharp.tasks.prompts import Template
@@ -56,13 +56,15 @@ class Columns:
 
     A key may lead into a column: `reward_model.ground_truth`. None looks for a usual name. `system` is put before
     prompts that have no system message of their own. `template` has places for columns, `{question}` among them, which
-    is the prompt's text whatever its column is called.
+    is the prompt's text whatever its column is called. `whole` makes a task's whole problem of such a text, its row and
+    the row's place.
     """
 
     prompt_key: str | None = None
     answer_key: str | None = None
     system: str | None = None
     template: str | None = None
+    whole: Callable[[str, Fields, str], str] | None = None
 
 
 def as_template(system: str | None, template: str | None) -> Template | None:
@@ -148,15 +150,25 @@ def _answer(fields: Fields, key: str, where: str) -> object:
     return answer
 
 
+def answer_text(item: TaskItem, key: str) -> str:
+    """Return a row's answer as a text that a task reads. Raises UserError where it is no number and no text."""
+    return number_field({key: item.answer.given}, key, f"row {item.id}")
+
+
 def _turns(prompt: object, key: str, columns: Columns, fields: Fields, where: str) -> tuple[tuple[Message, ...], str]:
     """Return a prompt's messages, and its question where it is a text."""
     if isinstance(prompt, str):
         question = _text(prompt, f"{where}: '{key}'")
+        if columns.whole is not None:
+            question = columns.whole(question, fields, where)
         words = question if columns.template is None else _filled(columns.template, question, fields, where)
         turns: tuple[Message, ...] = (("user", words),)
     elif isinstance(prompt, Sequence) and prompt and all(isinstance(each, Mapping) for each in prompt):
         if columns.template is not None:
-            raise UserError(f"{where}: '{key}' is a list of messages, which data.template has no place in")
+            raise UserError(
+                f"{where}: '{key}' is a list of messages, which data.template has no place in; leave "
+                "it out (of a suite: eval.prompt=suite)"
+            )
         turns, question = tuple(_message(each, key, where) for each in prompt), ""
         if turns[-1][0] == "assistant":
             raise UserError(

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from megasharp.common.errors import UserError
 from megasharp.config.data import DataSource
-from megasharp.tasks.extraction import number_field
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.own_reward import OWN_TASK
-from megasharp.tasks.own_rows import Columns, OwnAnswer, OwnRows, read_own_rows
+from megasharp.tasks.own_rows import Columns, OwnRows, read_own_rows
 from megasharp.tasks.prompts import asked, by_chat
 from megasharp.tasks.sets.load import load_set, set_named
 from megasharp.tasks.sets.row_sources import own_rows
@@ -80,7 +79,8 @@ def is_worded(source: DataSource, items: Iterable[TaskItem]) -> bool:
 
 def _own_items(source: DataSource, path: Path) -> list[TaskItem]:
     name = source.path if path.as_posix() == source.path and not path.exists() else path.name
-    columns = Columns(source.prompt_key, source.answer_key, source.system, source.template)
+    whole = None if source.task is None else row_of(source.task).whole
+    columns = Columns(source.prompt_key, source.answer_key, source.system, source.template, whole)
     found = read_own_rows(own_rows(path, source.split, source.name, source.revision), columns, str(name))
     if source.task is None:
         return _alike(found)
@@ -93,14 +93,14 @@ def _own_items(source: DataSource, path: Path) -> list[TaskItem]:
         )
     if found.answer_key is None:
         raise UserError(f"{path}: task {source.task} judges by an answer; name its column as data.answer_key")
-    return [replace(item, task=source.task, answer=answer_of(_written(item, found.answer_key))) for item in found.items]
+    return [replace(item, task=source.task, answer=answer_of(item, found.answer_key)) for item in found.items]
 
 
 def _alike(found: OwnRows) -> list[TaskItem]:
     """Return problems whose answers are all of one kind. Raises UserError where a text stands among numbers, say."""
     kinds: dict[str, str] = {}
     for item in found.items:
-        value = _value(item)
+        value = item.answer.given
         kind = "a number" if isinstance(value, int | float) else "a text" if isinstance(value, str) else "a list"
         kinds.setdefault(kind, item.id)
     if len(kinds) > 1:
@@ -110,14 +110,3 @@ def _alike(found: OwnRows) -> list[TaskItem]:
             "reward can compare"
         )
     return list(found.items)
-
-
-def _written(item: TaskItem, key: str) -> str:
-    """Return a row's answer as a text that a task reads. Raises UserError where it is no number and no text."""
-    value = _value(item)
-    return number_field({key: value}, key, f"row {item.id}")
-
-
-def _value(item: TaskItem) -> object:
-    assert isinstance(item.answer, OwnAnswer)
-    return item.answer.value

@@ -6,7 +6,7 @@ A new reward is a file beside this one and a row here.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -26,8 +26,10 @@ from megasharp.tasks import (
     short_answer,
     synlogic,
 )
+from megasharp.tasks.extraction import Fields, plain_columns, read_objects
 from megasharp.tasks.judge import TaskItem, Verifier, Verifiers
 from megasharp.tasks.own_reward import OwnReward
+from megasharp.tasks.own_rows import answer_text
 from megasharp.tasks.sandbox.programs import Sandbox
 
 
@@ -40,8 +42,10 @@ class Task:
     verifier may never end, so it runs only in processes that can be killed. `library` imports what the verifier needs
     and takes seconds to import; workers' parent calls it before it forks. `extra`: the library is an optional extra of
     the package, and only a run of this task has the verifier. `prompt` is the template by which `load` asks; empty
-    where a prompt is a notation of the task's own. `answer` makes its record of the text that is the answer in a user's
-    own row; None where it takes more than a text. `response` is a response's limit in tokens where a run sets none.
+    where a prompt is a notation of the task's own. `answer` makes its record of the answer in a user's own row, whose
+    column is the key; None where it takes more than that. `whole` makes the problem's text of the prompt, its row and
+    the row's place, where it takes more than the prompt. `response` is a response's limit in tokens where a run sets
+    none.
 
     Example: `Task(math.load_items, math.verify, worker=True, library=math.load_library)`.
     """
@@ -53,12 +57,20 @@ class Task:
     library: Callable[[], object] | None = None
     extra: bool = False
     prompt: str = ""
-    answer: Callable[[str], TaskAnswer] | None = None
+    answer: Callable[[TaskItem, str], TaskAnswer] | None = None
+    whole: Callable[[str, Fields, str], str] | None = None
     response: int = 2048
 
 
 TASKS: dict[str, Task] = {
-    "choice": Task(choice.load_items, choice.verify, prompt="boxed_chatml", response=1024),
+    "choice": Task(
+        choice.load_items,
+        choice.verify,
+        prompt="boxed_chatml",
+        answer=choice.own_answer,
+        whole=choice.own_problem,
+        response=1024,
+    ),
     "code": Task(code.load_items, sandbox=code.CodeVerifier, prompt="plain", response=8192),
     "countdown": Task(countdown.load_items, countdown.verify, response=32),
     "countdown_3": Task(
@@ -81,7 +93,7 @@ TASKS: dict[str, Task] = {
         worker=True,
         library=math.load_library,
         prompt="boxed_chatml",
-        answer=math.answer_of,
+        answer=lambda item, key: math.answer_of(answer_text(item, key)),
         response=4096,
     ),
     "reasoning_gym": Task(
@@ -93,7 +105,10 @@ TASKS: dict[str, Task] = {
         prompt="tags_chatml",
     ),
     "short_answer": Task(
-        short_answer.load_items, short_answer.verify, prompt="boxed_chatml", answer=short_answer.ShortAnswer
+        short_answer.load_items,
+        short_answer.verify,
+        prompt="boxed_chatml",
+        answer=lambda item, key: short_answer.ShortAnswer(answer_text(item, key)),
     ),
     # Its `operation` is judged by the algebra of `math`.
     "synlogic": Task(
@@ -102,9 +117,21 @@ TASKS: dict[str, Task] = {
 }
 
 
+# Tests of programs, which their answers hold too, are megabytes; reasoning_gym makes its problems by itself.
+_WITHOUT_COLUMNS = ("code", "reasoning_gym")
+
+
 def load_items(task: str, path: Path) -> list[TaskItem]:
-    """All problems of a task's data file. Raises UserError for a task not in the table, or a bad file."""
-    return row_of(task).load(path)
+    """All problems of a task's data file, with the columns of their rows.
+
+    Raises UserError for a task not in the table, or a bad file.
+    """
+    items = row_of(task).load(path)
+    rows = [] if task in _WITHOUT_COLUMNS else read_objects(path, "")
+    # One that leaves rows out has no columns.
+    if len(rows) != len(items):
+        return items
+    return [replace(item, row=plain_columns(fields)) for item, (_, fields) in zip(items, rows, strict=True)]
 
 
 def row_of(task: str) -> Task:

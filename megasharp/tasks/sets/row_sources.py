@@ -117,8 +117,13 @@ def own_rows(path: Path, split: str | None, config: str | None, revision: str | 
     """Read a user's own rows, each with its place: of a file or a folder, or of the hub where `path` is an id of it.
 
     What exists on disk wins. `split` None is train. Of a folder with files named after splits, those of `split` are
-    read. Raises UserError where rows cannot be had.
+    read. Raises UserError where rows cannot be had, and for keys that say nothing of this path.
     """
+    if path.exists() and (config or revision):
+        key = f"data.name={config}" if config else f"data.revision={revision}"
+        raise UserError(f"{path} is on this machine, and {key} is of a data set on the hub; leave it out")
+    if path.is_file() and split is not None:
+        raise UserError(f"{path} is a file, which has no splits; leave data.split={split} out")
     if (path.is_dir() and (path / "dataset_dict.json").exists()) or (path / "state.json").exists():
         yield from _saved(path, split)
     elif path.exists():
@@ -153,6 +158,8 @@ def _saved(path: Path, split: str | None) -> Iterator[tuple[str, Fields]]:
         if chosen not in table:
             raise UserError(f"{path}: no split {chosen!r} (data.split); there are {', '.join(table)}")
         table = table[chosen]
+    elif split is not None and table.split not in (None, split):
+        raise UserError(f"{path} is the split {table.split!r} alone; leave data.split={split} out")
     for number, fields in enumerate(table):
         yield f"{path}, row {number}", fields
 

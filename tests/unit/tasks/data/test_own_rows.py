@@ -14,6 +14,7 @@ from cases import each_case
 from megasharp.common.errors import UserError
 from megasharp.config.core import validate
 from megasharp.config.data import DataSource
+from megasharp.tasks.choice import ChoiceAnswer
 from megasharp.tasks.judge import TaskItem, digest_of
 from megasharp.tasks.math import MathAnswer
 from megasharp.tasks.own_rows import OwnAnswer
@@ -111,8 +112,40 @@ def test_a_task_judges_own_rows_by_their_answer(tmp_path: Path) -> None:
     items = problems(tmp_path, "path: rows.jsonl, task: math, prompt_key: q, answer_key: a")
     assert [item.answer for item in items] == [MathAnswer(gold) for gold in ("2", "2", "1002", "2")]
     assert "boxed" in items[0].turns[0][1]
-    with pytest.raises(UserError, match="task code cannot judge rows of your own by one answer; tasks that can: math"):
+    with pytest.raises(
+        UserError, match="task code cannot judge rows of your own by one answer; tasks that can: choice, "
+    ):
         problems(tmp_path, "path: rows.jsonl, task: code, prompt_key: q, answer_key: a")
+
+
+def test_choices_of_own_rows_are_asked_with_their_options(tmp_path: Path) -> None:
+    """By MMLU's numbers, by letters, and by the text of an option."""
+    row = {"q": "Which is a metal?", "choices": ["salt", "iron"]}
+    for answer in (1, "b", "iron", "1"):
+        written(tmp_path, [{**row, "a": answer}])
+        (item,) = problems(tmp_path, "path: rows.jsonl, task: choice, prompt_key: q, answer_key: a")
+        assert item.answer == ChoiceAnswer("B", ("A", "B"))
+        assert "Which is a metal?\nOptions:\nA. salt\nB. iron\nPlease reason" in item.turns[-1][1]
+    for odd, message in (
+        ({**row, "a": 2}, "row rows.jsonl-1: 'a' must be one of the labels A, B, the text of an option, or its number"),
+        ({"q": "x", "a": "A"}, "needs a column choices, a list of texts .*; there is no field .* only: q, a"),
+    ):
+        written(tmp_path, [odd])
+        with pytest.raises(UserError, match=message):
+            problems(tmp_path, "path: rows.jsonl, task: choice, prompt_key: q, answer_key: a")
+
+
+def test_columns_of_a_task_s_file_travel_too(tmp_path: Path) -> None:
+    (tmp_path / "math.jsonl").write_text('{"problem": "1+1?", "answer": "2", "level": 3}\n')
+    (item,) = problems(tmp_path, "path: math.jsonl, task: math")
+    assert (item.answer, item.row) == (MathAnswer("2"), {"problem": "1+1?", "answer": "2", "level": 3})
+
+
+@pytest.mark.parametrize("key", ["split", "name", "revision"])
+def test_keys_of_the_hub_are_refused_beside_a_file(key: str, tmp_path: Path) -> None:
+    written(tmp_path, ROWS)
+    with pytest.raises(UserError, match=f"rows.jsonl is .*data.{key}=test"):
+        problems(tmp_path, f"path: rows.jsonl, {key}: test")
 
 
 @each_case(
