@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from statistics import median
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import Say
 
 if TYPE_CHECKING:
@@ -32,16 +33,45 @@ def list_command() -> None:
 
 
 @data_app.command(
-    "show", help="How many problems a data set has, how long they are, and the first ones as a model reads them."
+    "show", help="How many problems there are, how long they are, and the first ones as a model reads them."
 )
 def show(
-    name: Annotated[str, typer.Argument(help="A data set's name.")],
-    path: Annotated[Path | None, typer.Option(help="Its rows: a file or folder; without it, the hub's.")] = None,
+    source: Annotated[
+        str, typer.Argument(help="A data set's name; rows of your own: a path or a hub's id; or a run's YAML file.")
+    ],
+    path: Annotated[Path | None, typer.Option(help="Rows of the named set: a file or folder, not the hub's.")] = None,
     prompt: Annotated[str | None, typer.Option(help="Another prompt template.")] = None,
     limit: Annotated[int, typer.Option(min=0, help="How many problems to print.")] = 3,
-    model: Annotated[Path | None, typer.Option(help="A model's folder: its chat template and tokenizer.")] = None,
+    model: Annotated[str | None, typer.Option(help="A folder or a hub's id: its chat template and tokenizer.")] = None,
+    prompt_key: Annotated[str | None, typer.Option(help="As data.prompt_key, and so on below.")] = None,
+    answer_key: Annotated[str | None, typer.Option(help="The column of the answer.")] = None,
+    task: Annotated[str | None, typer.Option(help="The task whose verifier judges.")] = None,
+    split: Annotated[str | None, typer.Option(help="The split of a folder or of a set on the hub.")] = None,
+    name: Annotated[str | None, typer.Option(help="The configuration of a set on the hub.")] = None,
+    revision: Annotated[str | None, typer.Option(help="The revision of a set on the hub.")] = None,
+    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
+    template: Annotated[str | None, typer.Option(help="Words around a prompt, with {question} in them.")] = None,
 ) -> None:
-    show_set(name, path, prompt, limit, model, typer.echo)
+    from megasharp.tasks.sets import SETS
+    from megasharp.tasks.sets.load import set_named
+    from megasharp.tasks.sets.row_sources import SUFFIXES
+
+    keys = {"prompt_key": prompt_key, "answer_key": answer_key, "task": task, "split": split, "name": name}
+    keys |= {"revision": revision, "system": system, "template": template}
+    given = {key: value for key, value in keys.items() if value is not None}
+    if source.endswith((".yaml", ".yml")):
+        if ignored := [*given, *(["path"] if path else []), *(["prompt"] if prompt else [])]:
+            raise UserError(f"{source} says what is read; leave --{ignored[0].replace('_', '-')} out")
+        show_run(source, limit, model, typer.echo)
+    elif source not in SETS and (Path(source).exists() or "/" in source or source.endswith(SUFFIXES)):
+        if path is not None:
+            raise UserError(f"{source} names rows of your own; leave --path out")
+        show_own({"path": source, "prompt": prompt, **given}, limit, model, typer.echo)
+    else:
+        set_named(source)
+        if given:
+            raise UserError(f"--{next(iter(given)).replace('_', '-')} is for rows of your own, not for set {source}")
+        show_set(source, path, prompt, limit, model, typer.echo)
 
 
 @data_app.command("decontaminate")
@@ -85,42 +115,99 @@ def _expected(each: DataSet) -> str:
     return f"{each.expected:,}" + (f" +- {100 * each.tolerance:g} %" if each.tolerance else "")
 
 
-def show_set(name: str, path: Path | None, prompt: str | None, limit: int, model: Path | None, say: Say) -> None:
+def show_run(file: str, limit: int, model: str | None, say: Say) -> None:
+    """Say of each source of a run's training data what `show_set` says of a set, with the run's model or another.
+
+    Raises UserError as a start of the run does for its data.
+    """
+    from megasharp.config.core import find
+    from megasharp.config.data import DataSource
+    from megasharp.config.hub import model_place
+    from megasharp.config.run_config import load_run
+
+    config = load_run(Path(file), [])
+    folder = model or str(model_place(config.model.path, config.model.revision, weights=False))
+    for number, source in enumerate(config.data.sources):
+        if number:
+            say("")
+        if source.set is not None:
+            show_set(source.set, find(source.path) if source.path else None, source.prompt, limit, folder, say)
+        else:
+            show_own({key: getattr(source, key) for key in DataSource.model_fields}, limit, folder, say)
+
+
+def show_own(keys: Mapping[str, object], limit: int, model: str | None, say: Say) -> None:
+    """Say of rows of a user's own, which the keys of `data` name, or of a task's file, what `show_set` says of a set.
+
+    Raises UserError as training on them does.
+    """
+    from megasharp.config.core import validate
+    from megasharp.config.data import DataSource
+    from megasharp.tasks.problems import is_worded, prompt_of, task_of
+    from megasharp.trainer.resolve.models import source_problems
+
+    source = validate(DataSource, dict(keys), "megasharp data show")
+    items = source_problems(source, "megasharp data show: data")
+    tokenizer = _tokenizer(model)
+    judge = f"task {task_of(source)}" if source.task else "a function of yours judges (reward.function)"
+    say(f"{source.label}: {len(items)} problems; {judge}")
+    say(f"columns    {', '.join(items[0].row or {}) or 'not kept'}")
+    by = prompt_of(source) if is_worded(source, items) else ""
+    say(_lengths(items, tokenizer, by or "their own words"))
+    _first(items[:limit], tokenizer, say)
+
+
+def _tokenizer(model: str | None) -> TextTokenizer | None:
+    from megasharp.config.hub import given_model
+    from megasharp.tasks.tokenizer import load_tokenizer
+
+    return load_tokenizer(given_model(model, weights=False)) if model else None
+
+
+def show_set(name: str, path: Path | None, prompt: str | None, limit: int, model: str | None, say: Say) -> None:
     """Say how many problems a set has, how long they are, and its first `limit` as a model reads them.
 
-    With the folder of a `model`, its chat template writes the prompts and its tokenizer measures them; else messages
-    are shown as they are and lengths are in characters. Raises UserError as `load_set` does.
+    With a `model`, a folder or a hub's id, its chat template writes the prompts and its tokenizer measures them; else
+    messages are shown as they are and lengths are in characters. Raises UserError as `load_set` does.
     """
     from megasharp.config.core import find
     from megasharp.tasks.prompts import by_chat, template_named
     from megasharp.tasks.sets.load import load_set, set_named
-    from megasharp.tasks.stream import read_prompt
-    from megasharp.tasks.tokenizer import load_tokenizer
 
     chosen = set_named(name)
     prompt = prompt or by_chat(chosen.prompt)
     loaded = load_set(name, find(str(path)) if path else None, prompt)
-    tokenizer = load_tokenizer(model) if model else None
+    tokenizer = _tokenizer(model)
     for line in _facts(chosen, loaded, tokenizer, template_named(prompt).source):
         say(line)
-    for item in loaded.items[:limit]:
+    _first(loaded.items[:limit], tokenizer, say)
+
+
+def _first(items: Sequence[TaskItem], tokenizer: TextTokenizer | None, say: Say) -> None:
+    from megasharp.tasks.stream import read_prompt
+
+    for item in items:
         say(f"\n--- {item.id}")
         say(tokenizer.written_out(read_prompt(item, tokenizer).tokens) if tokenizer else _as_messages(item))
         say(f"--- answer: {_answer(item)}")
 
 
 def _facts(chosen: DataSet, loaded: Loaded, tokenizer: TextTokenizer | None, prompt: str) -> Iterator[str]:
-    from megasharp.tasks.stream import read_prompt
-
-    measured = loaded.items if tokenizer is None else loaded.items[:_MEASURED]
-    lengths = [len(read_prompt(item, tokenizer).tokens if tokenizer else item.text) for item in measured]
-    unit = "characters" if tokenizer is None else f"tokens (the first {len(measured)})"
     yield f"{chosen.name}: {chosen.about}; task {chosen.task}; {loaded.items[0].source}"
     yield f"problems   {len(loaded.items)} (expected of the hub: {_expected(chosen)})"
     for reason, count in loaded.left_out.items():
         yield f"left out   {count} rows: {reason}"
-    yield f"prompts    {min(lengths)} to {max(lengths)} {unit}, median {median(lengths):g}; from: {prompt}"
+    yield _lengths(loaded.items, tokenizer, f"from: {prompt}")
     yield f"licence    {chosen.licence or 'your own'}; schema from: {chosen.known}; papers: {chosen.used_by or 'none'}"
+
+
+def _lengths(items: Sequence[TaskItem], tokenizer: TextTokenizer | None, template: str) -> str:
+    from megasharp.tasks.stream import read_prompt
+
+    measured = items if tokenizer is None else items[:_MEASURED]
+    lengths = [len(read_prompt(item, tokenizer).tokens if tokenizer else item.text) for item in measured]
+    unit = "characters" if tokenizer is None else f"tokens (the first {len(measured)})"
+    return f"prompts    {min(lengths)} to {max(lengths)} {unit}, median {median(lengths):g}; {template}"
 
 
 def _as_messages(item: TaskItem) -> str:
@@ -131,6 +218,12 @@ def _as_messages(item: TaskItem) -> str:
 
 def _answer(item: TaskItem) -> str:
     """Return what the verifier compares with, shortened."""
+    if item.answer.given is not item.answer:
+        return _cut(repr(item.answer.given))
     assert is_dataclass(item.answer)
     parts = [f"{each.name}={getattr(item.answer, each.name)!r}" for each in fields(item.answer)]
-    return ", ".join(part if len(part) <= _SHOWN else f"{part[:_SHOWN]}... ({len(part)} characters)" for part in parts)
+    return ", ".join(map(_cut, parts))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"

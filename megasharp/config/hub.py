@@ -92,15 +92,15 @@ def hub_model(folder: Path) -> tuple[str, str] | None:
     return f"{name[1]}/{name[2]}", folder.name
 
 
-def given_model(text: str) -> Path:
+def given_model(text: str, *, weights: bool = True) -> Path:
     """Return the folder of a model named in a command: a path, or a hub's id with its revision: OWNER/NAME@REVISION.
 
-    Raises UserError as `model_place`.
+    Without `weights` as `model_place`, whose UserError is raised.
     """
     name, _, revision = text.partition("@")
     if Path(text).exists() or not is_hub_id(name):
         return Path(text)
-    return model_place(name, revision or None)
+    return model_place(name, revision or None, weights=weights)
 
 
 def model_place(

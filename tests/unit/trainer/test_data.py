@@ -48,8 +48,39 @@ def test_a_chat_prompt_is_shown_as_messages_and_long_tests_are_cut() -> None:
 def test_with_a_model_lengths_are_in_tokens() -> None:
     lines: list[str] = []
     model = REPOSITORY / "examples" / "quickstart" / "base"
-    show_set("math500", FILES / "math500.jsonl", "plain", 0, model, lines.append)
+    show_set("math500", FILES / "math500.jsonl", "plain", 0, str(model), lines.append)
     assert any("tokens (the first 10)" in line for line in lines)
+
+
+def test_own_rows_and_a_run_s_are_shown_as_training_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"q": "1+1?", "a": "2", "level": 3}\n{"q": "2+2?", "a": "4", "level": 1}\n')
+    keys = ["--prompt-key", "q", "--answer-key", "a"]
+    shown = CliRunner().invoke(app, ["data", "show", "rows.jsonl", *keys, "--system", "Be brief.", "--limit", "1"])
+    assert shown.output.splitlines() == [
+        "rows.jsonl: 2 problems; a function of yours judges (reward.function)",
+        "columns    q, a, level",
+        "prompts    15 to 15 characters, median 15; their own words",
+        "",
+        "--- rows.jsonl-1",
+        "[system] Be brief.",
+        "[user] 1+1?",
+        "[assistant]",
+        "--- answer: '2'",
+    ]
+    base = REPOSITORY / "examples" / "quickstart" / "base"
+    mix = "{path: rows.jsonl, task: math, prompt_key: q, answer_key: a, source: one}"
+    gsm8k = f"{{set: gsm8k, path: {FILES / 'gsm8k.jsonl'}}}"
+    Path("run.yaml").write_text(f"name: a\nsteps: 1\nmodel: {{path: {base}}}\ndata: {{mix: [{mix}, {gsm8k}]}}\n")
+    shown = CliRunner().invoke(app, ["data", "show", "run.yaml", "--limit", "1"])
+    assert "rows.jsonl: 2 problems; task math" in shown.output and "gold='2'" in shown.output
+    assert shown.output.count("tokens (the first") == 2 and "gsm8k: " in shown.output
+    for wrong, message in (
+        (["data", "show", "run.yaml", *keys], "run.yaml says what is read; leave --prompt-key out"),
+        (["data", "show", "gsm8k", "--split", "test"], "--split is for rows of your own, not for set gsm8k"),
+        (["data", "show", "row.jsonl"], "row.jsonl: no such file or folder"),
+    ):
+        assert message in str(CliRunner().invoke(app, wrong).exception)
 
 
 @pytest.fixture
