@@ -98,13 +98,14 @@ def check(
     tokenizer = load_tokenizer(model.description).with_bos(config.data.bos)
     for source in config.data.sources if not begun else ():
         check_words(source, tokenizer, where)
+    # Before all prompts are tokenized, whose lengths say how long a response may be at most.
+    longest_one = config.data.max_response_tokens or architecture.max_positions
+    data = config.data.model_copy(update={"max_response_tokens": longest_one})
+    check_methods(config, build_recipes(config.model_copy(update={"data": data}), where).needs, where)
     names = [source.own_name for source in config.data.mix]
     prompts = tokenize_prompts(training_problems(config, where), tokenizer, sources=names)
     config, clauses = derived(config, architecture, prompts.lengths)
     recipes = build_recipes(config, where)
-    check_prolonged(config, recipes.needs, where)
-    if config.eval.with_memory and recipes.needs.memory is None:
-        raise UserError(f"{where}: eval.with_memory needs a memory network, which only dlc in recipe.methods brings")
     _check_policy(config, architecture, recipes.needs, where)
     memory = _open_memory(config, recipes.needs, architecture, where, commits, weights)
     if config.rollout.engine == "sglang":
@@ -133,6 +134,13 @@ def check(
         cluster_layout=cluster_layout(config) if config.cluster.backend == "ray" else None,
         derived=tuple(clauses),
     )
+
+
+def check_methods(config: RunConfig, needs: Needs, where: str) -> None:
+    """Refuse rules and evaluations that the methods of a run cannot follow."""
+    check_prolonged(config, needs, where)
+    if config.eval.with_memory and needs.memory is None:
+        raise UserError(f"{where}: eval.with_memory needs a memory network, which only dlc in recipe.methods brings")
 
 
 def check_rollout(rollout: RolloutConfig, where: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -52,6 +54,17 @@ def test_each_example_is_a_reward(name: str, style: str, rewards: list[float]) -
     assert signature_of(own.functions[0].path).in_words(ROW, own.at_once) == style
     verdicts = judged(reward, items(TEXTS, CHAT))
     assert [verdict.reward for verdict in verdicts] == rewards and not any(verdict.failure for verdict in verdicts)
+
+
+def test_the_page_shows_what_the_examples_say() -> None:
+    """Its functions are passages of the files, less their docstrings, and it names each file."""
+    page = (EXAMPLES.parents[1] / "docs" / "rewards.md").read_text()
+    files = [*EXAMPLES.glob("*.*")]
+    texts = ["\n".join(line for line in file.read_text().splitlines() if '"""' not in line) for file in files]
+    blocks = [textwrap.dedent(each) for each in re.findall(r"(?:^    .*\n)+", page, re.MULTILINE)]
+    functions = [block.strip() for block in blocks if re.match(r"(async )?def |class ", block)]
+    assert functions and all(any(function in text for text in texts) for function in functions)
+    assert all(f"examples/rewards/{file.name}" in page for file in files)
 
 
 def test_several_are_added_up_and_each_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
