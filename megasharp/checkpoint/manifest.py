@@ -59,7 +59,7 @@ class Inputs(Section):
     """Digests of what a run reads and no checkpoint holds; empty where an older version did not record one.
 
     They are of its problems, its tokenizer with the tokens that end a response, the weights it began with, and by name
-    the problems of its evaluations' suites. `commits` are those of the models that came from the hub, by their keys.
+    the problems of its evaluations' suites. `commits` are those of what came from the hub, by its keys.
     """
 
     problems: str = ""

@@ -39,6 +39,11 @@ def is_hub_id(path: str) -> bool:
     return _ID.fullmatch(path) is not None
 
 
+def is_commit(revision: str) -> bool:
+    """Return whether a revision is a commit's whole hash, which never moves."""
+    return _COMMIT.fullmatch(revision) is not None
+
+
 def hub_is_off() -> bool:
     """Return whether the environment, or `go_offline`, keeps this process from the hub, as huggingface_hub reads it."""
     wanted = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""

@@ -27,7 +27,7 @@ from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import CONFIG_FILE
 from megasharp.convert.record import weights_fingerprint
 from megasharp.tasks.judge import digest_of
-from megasharp.trainer.resolve.models import MEMORY_KEY, MODEL_KEY
+from megasharp.trainer.resolve.models import DATA_KEY, MEMORY_KEY, MODEL_KEY
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
 from megasharp.trainer.stored_config import as_begun
 
@@ -101,19 +101,22 @@ def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = (), rem
 def inputs_of(resolved: ResolvedRun) -> Inputs:
     """Return digests of what the run reads and its checkpoints do not hold."""
     models = {MODEL_KEY: resolved.model.path, **({MEMORY_KEY: resolved.memory.model.path} if resolved.memory else {})}
+    commits = {key: its[1] for key, folder in models.items() if (its := hub_model(folder)) is not None}
+    if resolved.data_commit is not None:
+        commits[DATA_KEY] = resolved.data_commit
     return Inputs(
         problems=resolved.prompts.digest,
         tokenizer=resolved.tokenizer.digest(),
         weights=weights_fingerprint(resolved.model),
         suites={suite.name: digest_of(suite.items) for suite in resolved.suites},
-        commits={key: its[1] for key, folder in models.items() if (its := hub_model(folder)) is not None},
+        commits=commits,
     )
 
 
 def commits_of(root: Path, config: RunConfig) -> dict[str, str]:
-    """Return the commits of the hub's models with which the run in `root` goes on; none where there is no checkpoint.
+    """Return the commits of the hub's models and set with which the run in `root` goes on.
 
-    A model that the configuration changes, which `check_resume` judges, has none.
+    There are none where there is no checkpoint. What the configuration changes, which `check_resume` judges, has none.
     """
     found = [root / "checkpoints" / f"step_{step:06d}" for step in complete_steps(root / "checkpoints")]
     if not found:

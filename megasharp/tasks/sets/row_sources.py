@@ -22,12 +22,9 @@ from pathlib import Path
 
 from megasharp.common.errors import NotAtHand, UserError, one_line
 from megasharp.common.exit_codes import note
-from megasharp.config.hub import hub_is_off, is_hub_id
+from megasharp.config.hub import absence, answer_of, go_offline, hub_is_off, is_commit, is_hub_id
 from megasharp.tasks.extraction import Fields, parse_object
 from megasharp.tasks.sets.data_set import Source
-
-# Its libraries ask for half a minute.
-_PATIENCE_S = 10.0
 
 
 def hub_rows(source: Source) -> Iterator[tuple[str, Fields]]:
@@ -57,14 +54,11 @@ def _ask(source: Source) -> None:
 
     Raises UserError where it answers that there is no such set for this user.
     """
-    import datasets
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
-    if constants.HF_HUB_OFFLINE:
-        return
     try:
-        HfApi().dataset_info(source.hub, revision=source.revision, timeout=_PATIENCE_S)
+        answer_of(lambda: HfApi().dataset_info(source.hub, revision=source.revision))
         note(f"data set {source.hub} is fetched from the hub where the cache does not have it")
     except GatedRepoError as error:
         raise UserError(f"data set {source.hub} is gated: accept its terms on the hub, then set HF_TOKEN") from error
@@ -77,8 +71,8 @@ def _ask(source: Source) -> None:
     except HfHubHTTPError as error:
         raise _not_had(source, error) from error
     except Exception as error:  # the library raises many kinds
-        note(f"the hub does not answer ({one_line(error)[:200]}); its cache is read for data set {source.hub}")
-        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+        go_offline(f"{constants.ENDPOINT}: {one_line(error)[:120] or 'no answer'}")
+        note(f"{absence()}; data set {source.hub} is read from the hub's cache")
 
 
 def _table(source: Source) -> Iterator[tuple[str, Fields]]:
@@ -98,6 +92,10 @@ def _table(source: Source) -> Iterator[tuple[str, Fields]]:
         raise UserError(f"data set {source.hub}: {one_line(error)[:300]} (data.split, data.name)") from error
     except Exception as error:  # the library raises many kinds, and all mean the same to the user
         raise _not_had(source, error) from error
+    # Of the folder in which the library keeps what it has made of a commit's files.
+    for file in table.cache_files[:1]:
+        if is_commit(folder := Path(file["filename"]).parent.name):
+            _commits[source.hub, source.revision] = folder
     where = "/".join(filter(None, (source.hub, source.config, source.split)))
     begin, end = source.rows or (0, len(table))
     for number, fields in enumerate(islice(table, begin, end), start=begin):
@@ -106,6 +104,15 @@ def _table(source: Source) -> Iterator[tuple[str, Fields]]:
 
 # Of a repository with several configurations, the one that is meant where nobody names one.
 _USUAL_CONFIGS = ("default", "main")
+
+
+# Of sets that this process has read: by id and revision, the commit.
+_commits: dict[tuple[str, str | None], str] = {}
+
+
+def commit_read(hub: str | None, revision: str | None) -> str | None:
+    """Return the commit of the hub's set that was read at this revision; None where none was, as of files on disk."""
+    return None if hub is None else _commits.get((hub, revision))
 
 
 def is_set_id(path: str) -> bool:
@@ -174,15 +181,8 @@ def _fetched(source: Source, name: str) -> Path:
 
 
 def _not_had(source: Source, error: Exception) -> NotAtHand:
-    from huggingface_hub import constants
-
     cached = f"is not in the cache (HF_HOME, {os.environ.get('HF_HOME', '~/.cache/huggingface')})"
-    if hub_is_off():
-        state = f"{cached} and the hub is off (HF_HUB_OFFLINE): unset it where there is a network"
-    elif constants.HF_HUB_OFFLINE:
-        state = f"{cached} and the hub does not answer"
-    else:
-        state = f"could not be fetched ({one_line(error)[:200]})"
+    state = f"{cached} and {absence()}" if hub_is_off() else f"could not be fetched ({one_line(error)[:200]})"
     config = f" ({source.config})" if source.config else ""
     return NotAtHand(
         f"data set {source.hub}{config} {state}; or give path: a parquet or JSON file, or folder, with its rows"

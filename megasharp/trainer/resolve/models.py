@@ -66,6 +66,8 @@ def source_problems(source: DataSource, key: str) -> list[TaskItem]:
 
 # The keys by which a checkpoint records at which commit a model of the hub was taken.
 MODEL_KEY, MEMORY_KEY = "model.path", "recipe.dlc.memory.path"
+# And a set of the hub, where there is one source.
+DATA_KEY = "data.path"
 # The part of a run's checkpoint that is a Megatron folder of its memory network.
 MEMORY_PART = "memory"
 

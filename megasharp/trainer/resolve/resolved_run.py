@@ -23,6 +23,7 @@ from megasharp.evals.suites import Suite, load_suite
 from megasharp.metrics.trackers.watch import check_installed
 from megasharp.rollout.sglang.client.health import check_engines
 from megasharp.tasks.problems import prompt_of
+from megasharp.tasks.sets.row_sources import commit_read
 from megasharp.tasks.stream import TokenizedPrompts, tokenize_prompts
 from megasharp.tasks.tokenizer import TextTokenizer, load_tokenizer
 from megasharp.trainer.resolve.derived import derived
@@ -37,6 +38,7 @@ from megasharp.trainer.resolve.engine_settings import (
     longest_keys,
 )
 from megasharp.trainer.resolve.models import (
+    DATA_KEY,
     MEMORY_KEY,
     MODEL_KEY,
     check_named,
@@ -64,7 +66,8 @@ class ResolvedRun:
     """A configuration that can start, with what was read on the way.
 
     Training changes nothing in it, so that one of these starts any number of equal runs; sections are frozen, their
-    lists are not copied. `derived` are clauses on values that the file left open.
+    lists are not copied. `derived` are clauses on values that the file left open, `data_commit` is
+    that of own rows on the hub.
     """
 
     config: RunConfig
@@ -78,6 +81,7 @@ class ResolvedRun:
     memory: MemoryFolder | None
     cluster_layout: Layout | None = None
     derived: tuple[str, ...] = ()
+    data_commit: str | None = None
 
 
 def check(
@@ -86,7 +90,7 @@ def check(
     """Read all that a run needs, and refuse what cannot run. `where` names the configuration file.
 
     A run that has `begun` goes on with the prompts it has, special tokens of another model included, and at the
-    `commits` of the hub's models that it has. Without `weights`, those of a hub's model are not fetched. Raises
+    `commits` of the hub's models and set that it has. Without `weights`, those of a hub's model are not fetched. Raises
     UserError in one line: NotAtHand where a model or a set is neither here nor to be had from the hub.
     """
     check_installed(config.log.trackers, where)
@@ -103,7 +107,11 @@ def check(
     data = config.data.model_copy(update={"max_response_tokens": longest_one})
     check_methods(config, build_recipes(config.model_copy(update={"data": data}), where).needs, where)
     names = [source.own_name for source in config.data.mix]
-    prompts = tokenize_prompts(training_problems(config, where), tokenizer, sources=names)
+    read = config.data
+    if DATA_KEY in commits:
+        read = read.model_copy(update={"revision": commits[DATA_KEY]})
+    problems = training_problems(config.model_copy(update={"data": read}), where)
+    prompts = tokenize_prompts(problems, tokenizer, sources=names)
     config, clauses = derived(config, architecture, prompts.lengths)
     recipes = build_recipes(config, where)
     _check_policy(config, architecture, recipes.needs, where)
@@ -133,6 +141,7 @@ def check(
         memory=memory,
         cluster_layout=cluster_layout(config) if config.cluster.backend == "ray" else None,
         derived=tuple(clauses),
+        data_commit=commit_read(read.path, read.revision),
     )
 
 

@@ -13,7 +13,7 @@ from waiting import HANG_S
 
 from megasharp.tasks.sets import SETS
 from megasharp.tasks.sets.load import load_set
-from tests.unit.tasks.data.sets.small_hub import small_hub
+from tests.unit.tasks.data.sets.small_hub import COMMIT, small_hub
 
 FILES = Path(__file__).parents[1] / "files" / "sets"
 CARD = """---
@@ -92,12 +92,13 @@ OWN = """
 import json, sys
 from pathlib import Path
 from megasharp.common.errors import UserError
-from megasharp.tasks.sets.row_sources import own_rows
+from megasharp.tasks.sets.row_sources import commit_read, own_rows
 for name, split, config, revision in json.loads(sys.argv[1]):
     try:
         print(json.dumps([fields["question"] for _, fields in own_rows(Path(name), split, config, revision)]))
     except UserError as error:
         print(json.dumps(str(error)))
+print(json.dumps(commit_read("openai/gsm8k", None)))
 """
 
 
@@ -121,8 +122,9 @@ def test_own_rows_come_from_the_hub_by_their_id(repositories: Path, tmp_path: Pa
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     with small_hub(repositories) as address:
-        train, test, socratic, *errors = answers(address)
+        train, test, socratic, *errors, commit = answers(address)
     questions = [json.loads(line)["question"] for line in (FILES / "gsm8k.jsonl").read_text().splitlines()]
+    assert commit == COMMIT
     assert (train, test, socratic) == (questions[:7], questions[7:], questions[:1])
     for error, said in zip(
         errors,
@@ -135,6 +137,8 @@ def test_own_rows_come_from_the_hub_by_their_id(repositories: Path, tmp_path: Pa
     ):
         assert str(error).startswith(said)
     # The discard port: nothing listens.
-    *again, _, _, error = answers("http://127.0.0.1:9")
-    assert again == [train, test, socratic]
-    assert "openai/gsm9k is not in the cache" in str(error) and "the hub does not answer" in str(error)
+    *again, _, _, error, kept = answers("http://127.0.0.1:9")
+    assert (again, kept) == ([train, test, socratic], COMMIT)
+    assert "openai/gsm9k is not in the cache" in str(error) and "the hub cannot be reached (http://127.0.0.1:9" in str(
+        error
+    )
