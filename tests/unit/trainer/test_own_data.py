@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,11 @@ from chat_models import write_model
 
 from megasharp.common.errors import UserError
 from megasharp.config.run_config import load_run
+from megasharp.tasks import problems
+from megasharp.trainer.resolve import resolved_run
 from megasharp.trainer.resolve.resolved_run import ResolvedRun, check
 from megasharp.trainer.resolve.summary import describe
+from megasharp.trainer.resume import inputs_of
 
 RUN = """
 name: mine
@@ -53,3 +56,21 @@ def test_nothing_that_judges_is_refused(resolve: Resolve) -> None:
         UserError, match=r"run\.yaml: nothing judges the responses to rows of your own: set reward.func"
     ):
         resolve("reward.function=null")
+
+
+def test_a_resumed_run_reads_the_commit_that_its_checkpoints_record(
+    resolve: Resolve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, read = "1" * 40, []
+
+    def rows(path: Path, split: str | None, config: str | None, revision: str | None) -> Iterator[tuple[str, object]]:
+        read.append(revision)
+        yield "owner/rows, row 0", {"question": "x", "answer": "1"}
+
+    monkeypatch.setattr(problems, "own_rows", rows)
+    monkeypatch.setattr(resolved_run, "commit_read", lambda hub, revision: revision or began)
+    first = inputs_of(resolve("data.path=owner/rows"))
+    config = load_run(Path("run.yaml"), ["data.path=owner/rows"])
+    assert first.commits == {"data.path": began}
+    assert inputs_of(check(config, "run.yaml", begun=True, commits=first.commits)) == first
+    assert read == [None, began]
