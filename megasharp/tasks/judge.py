@@ -12,6 +12,8 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Protocol
 
 from megasharp.common import signals
@@ -154,12 +156,16 @@ class DirectJudge:
 
     def verdicts(self, items: Sequence[Item]) -> list[Verdict]:
         """One for each item, in order. A verifier's exception is an ERROR verdict."""
-        own = {task: each for task, each in self.verifiers.items() if isinstance(each, ItemVerifier)}
-        return [
-            verdict
-            for batch in batches(items, own, len(items))
-            for verdict in verdicts_of(self.verifiers[batch[0].task], batch)
-        ]
+        found: list[Verdict] = []
+        for task, run in groupby(items, key=attrgetter("task")):
+            verifier, same = self.verifiers[task], list(run)
+            # One that takes an item a call takes them all here, where no call has a limit of its own.
+            if isinstance(verifier, ItemVerifier) and verifier.batch > 1:
+                calls = batches(same, {task: verifier}, len(same))
+                found += [verdict for call in calls for verdict in verifier.verdicts(call)]
+            else:
+                found += verdicts_of(verifier, same)
+        return found
 
 
 def verdicts_of(
