@@ -53,7 +53,7 @@ class TaskAnswer:
 
     @property
     def given(self) -> object:
-        """What a user's own reward is given as the answer."""
+        """The answer as a user's own reward is given it."""
         return self
 
 

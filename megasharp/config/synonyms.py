@@ -5,8 +5,8 @@ Facts carry over from public configurations, and nothing else: a name of theirs,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ _MOST = 3
 class Row:
     """A key of another trainer: its name, ours (empty: no counterpart), and what differs or why there is none.
 
+    `values` has ours for theirs where both name things, `refused` why a value has none, and `same` is the value at
+    which a key without a counterpart asks for nothing. A `needless` key never does: the run is the same.
+
     Example: `Row("TRL", "beta", ("recipe.kl.coefficient",), "with kl in recipe.methods")`.
     """
 
@@ -31,6 +34,10 @@ class Row:
     theirs: str
     ours: tuple[str, ...]
     text: str
+    values: Mapping[str, str] = field(default_factory=dict, hash=False)
+    refused: Mapping[str, str] = field(default_factory=dict, hash=False)
+    same: Any = None
+    needless: bool = False
 
     @property
     def last(self) -> str:
@@ -38,21 +45,52 @@ class Row:
         return self.theirs.rpartition(".")[2]
 
     def covers(self, key: str) -> bool:
-        """Return whether this row is about `key`: its own, or one below it where it ends in `*`."""
-        return key == self.theirs or (self.last == "*" and key.startswith(self.theirs.removesuffix("*")))
+        """Return whether this row is about `key`: its own, or one below or above it where it has a `*` there."""
+        start, star, end = self.theirs.partition("*")
+        return key == self.theirs or (bool(star) and key.startswith(start) and key.endswith(end))
 
 
 @cache
 def rows(name: str) -> tuple[Row, ...]:
     """Return the rows of the table `name`, one of NAMES: first those with a counterpart."""
-    table = yaml.safe_load((TABLES / f"{name}.yaml").read_text(encoding="utf-8"))
+    table = read_table(name)
     trainer = table["trainer"]
     called = []
     for theirs, said in table["called"].items():
-        ours, _, text = said.partition(" | ")
-        called.append(Row(trainer, spelled(theirs), tuple(ours.split(", ")), text))
-    without = [Row(trainer, spelled(key), (), why) for why, keys in table["without"].items() for key in keys]
-    return (*called, *without)
+        if isinstance(said, dict):
+            values, text = said["values"], said.get("text", "")
+            told = "; ".join(filter(None, (_in_words(values), text)))
+            ours = tuple(said["here"].split(", "))
+            called.append(Row(trainer, spelled(theirs), ours, told, values, said.get("refused", {})))
+        else:
+            here, _, text = said.partition(" | ")
+            called.append(Row(trainer, spelled(theirs), tuple(here.split(", ")), text))
+    rest = []
+    for kind in ("without", "needless"):
+        for why, keys in table.get(kind, {}).items():
+            for key, equals, value in (key.partition("=") for key in keys):
+                same = yaml.safe_load(value) if equals else None
+                rest.append(Row(trainer, spelled(key), (), why, same=same, needless=kind == "needless"))
+    return (*called, *rest)
+
+
+@cache
+def read_table(name: str) -> Mapping[str, Any]:
+    """Return the table `name` as its file has it."""
+    table: Mapping[str, Any] = yaml.safe_load((TABLES / f"{name}.yaml").read_text(encoding="utf-8"))
+    return table
+
+
+def _in_words(values: Mapping[str, str]) -> str:
+    """Return values in a sentence. Example: "grpo, rloo; gae, ppo are mine"."""
+    theirs: dict[str, list[str]] = {}
+    for their, our in values.items():
+        theirs.setdefault("" if their == our else our, []).append(their)
+    said = []
+    for our, names in theirs.items():
+        verb = f" {'is' if len(names) == 1 else 'are'} {our}" if our else ""
+        said.append(f"{', '.join(names)}{verb}")
+    return "; ".join(said)
 
 
 def spelled(key: str) -> str:

@@ -57,7 +57,7 @@ class Worker:
 
     @property
     def is_set_up(self) -> bool:
-        """Whether it has said that it is set up."""
+        """True once it has said that it is set up."""
         return self._hello is not None
 
     def ask(self, items: Sequence[Item], seconds: float, whole: bool = False) -> list[Verdict]:

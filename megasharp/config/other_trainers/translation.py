@@ -1,0 +1,192 @@
+"""A run file made of another trainer's configuration: values that carry over, and a reason for each that does not.
+
+The tables beside this file say what a key is called here. What is not one key for one is in `from_trl` and `from_verl`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from megasharp.common.errors import UserError, one_line
+from megasharp.config.core import Tree, described_keys, dump_tree, validate
+from megasharp.config.other_trainers.configurations import Written
+from megasharp.config.run_config import RunConfig
+from megasharp.config.synonyms import Row, read_table, rows
+
+# What a run must have and a configuration may lack.
+_TO_FILL_IN = {"name": "mine", "steps": 1000, "model.path": "MODEL", "data.path": "ROWS.jsonl"}
+# Values by which a key without a counterpart asks for nothing.
+_NOTHING: tuple[Any, ...] = (None, False, "", 0, [], {})
+
+
+class Translation:
+    """One configuration on its way: `ours` grows by dotted keys, `left` by theirs that have no place, with reasons."""
+
+    def __init__(self, name: str, written: Written) -> None:
+        table = read_table(name)
+        self.trainer = f"{table['trainer']} {table['version']}"
+        self._rows = rows(name)
+        self._defaults: Mapping[str, Any] = table["defaults"]
+        self._given = written.given
+        self._taken: set[str] = set()
+        self.ours: dict[str, Any] = {}
+        self.left = {key: ("", reason) for key, reason in written.unread.items()}
+        self.needless: dict[str, str] = {}
+        self.to_fill_in: dict[str, str] = {}
+        self.notes = list(written.notes)
+
+    def take(self, key: str) -> Any:
+        """Return the value of a key of theirs, its default where it is not set; it is dealt with by that."""
+        self._taken.add(key)
+        return self._given.get(key, self._defaults.get(key))
+
+    def first(self, *keys: str) -> Any:
+        """Return the first value that is set, of several names of one key; all are dealt with."""
+        values = [self.take(key) for key in keys]
+        return next((value for value in values if value is not None), None)
+
+    def given(self, key: str) -> bool:
+        """Return whether the configuration sets a key."""
+        return key in self._given
+
+    def named(self, key: str) -> Any:
+        """Return our name of a value that both have names for; None, and a reason, where it has no counterpart."""
+        value, row = self.take(key), self._row(key)
+        assert row is not None
+        return None if value is None else self._value(key, value, row)
+
+    def below(self, key: str) -> dict[str, Any]:
+        """Return what the configuration sets below a key of theirs, by the names there."""
+        found = {each: self.take(each) for each in [*self._given] if each.startswith(f"{key}.")}
+        return {each.removeprefix(f"{key}."): value for each, value in found.items() if value is not None}
+
+    def leave(self, key: str, reason: str) -> None:
+        """Say why a key that the configuration sets does not carry over."""
+        self._taken.add(key)
+        if key in self._given:
+            self.left[key] = (_short(self._given[key]), reason)
+
+    def without_use(self, reason: str, *keys: str) -> None:
+        """Say why keys that are set change nothing."""
+        for key in keys:
+            if key in self._given and key not in self._taken:
+                self.needless[key] = reason
+            self._taken.add(key)
+
+    def whole(self, key: str, value: float, by: float, what: str) -> int:
+        """Return `value / by` as a whole number of at least 1; says so where it is rounded."""
+        exact = value / by
+        found = max(1, round(exact))
+        if found != exact:
+            self.notes.append(f"{what}: {exact:g} is made {found}, of {key}")
+        return found
+
+    def rest(self) -> None:
+        """Deal with all keys that nothing has taken, by their rows of the table."""
+        for key in [key for key in dict.fromkeys((*self._given, *self._defaults)) if key not in self._taken]:
+            row, given = self._row(key), key in self._given
+            value = self.take(key)
+            if row is None:
+                self.leave(key, f"no key of {self.trainer} that is known here")
+            elif row.needless:
+                self.needless |= {key: row.text} if given else {}
+            elif not row.ours:
+                if value != row.same and not (row.same is None and value in _NOTHING):
+                    self.leave(key, row.text)
+                elif given:
+                    self.needless[key] = "its value asks for nothing"
+            elif value is not None and row.ours[0] not in self.ours:
+                found = self._value(key, value, row)
+                self.ours |= {row.ours[0]: found} if found is not None else {}
+            elif given:
+                self.needless[key] = "null" if value is None else f"{row.ours[0]} is set by another key"
+
+    def made(self, where: str, parts: Sequence[Callable[[Translation], None]]) -> str:
+        """Return the run file that these parts and the table make. Raises UserError for a value that is none."""
+        try:
+            for part in parts:
+                part(self)
+            self.rest()
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{where}: a key has a value of another kind than it takes: {one_line(error)}") from error
+        return self.text(where)
+
+    def text(self, where: str) -> str:
+        """Return the run file, valid by its schema, with what does not carry over in comments below it."""
+        for key in self._given:
+            row = self._row(key)
+            there = row is not None and any(ours in self.ours for ours in row.ours)
+            if not there and key not in self.left:
+                self.needless.setdefault(key, "off by its value or by other keys")
+        for key, value in _TO_FILL_IN.items():
+            if key not in self.ours and not (key == "data.path" and "data.mix" in self.ours):
+                self.ours[key] = value
+                self.to_fill_in.setdefault(key, f"{where} does not say it")
+        tree = _tree(self.ours)
+        validate(RunConfig, tree, where)
+        lines = [f"# {where}, of {self.trainer}, as a run of megasharp.", dump_tree(tree).rstrip()]
+        for title, found in (
+            ("To fill in or to check", self.to_fill_in),
+            ("Not carried over", {key: f"{value}: {why}".lstrip(": ") for key, (value, why) in self.left.items()}),
+            ("Without a counterpart, and without need of one", self.needless),
+            ("Notes", {str(number): note for number, note in enumerate(self.notes, 1)}),
+        ):
+            lines += ["", f"# {title}:", *(f"#   {key}: {text}" for key, text in found.items())] if found else []
+        return "\n".join(lines)
+
+    def _row(self, key: str) -> Row | None:
+        """Return the row about a key: its own, one of all keys like it, or that of the table that it is in."""
+        exact = (row for row in self._rows if row.theirs == key)
+        like = (row for row in self._rows if row.covers(key))
+        above = (row for row in self._rows if not row.ours and key.startswith(f"{row.theirs}."))
+        return next(exact, None) or next(like, None) or next(above, None)
+
+    def _value(self, key: str, value: Any, row: Row) -> Any:
+        if not row.values and not row.refused:
+            return value
+        name = str(value).lower() if isinstance(value, bool) else str(value)
+        if name not in row.values:
+            self.leave(key, row.refused.get(name, f"known here are {', '.join(row.values)}"))
+            return None
+        return row.values[name]
+
+
+def _tree(values: Mapping[str, Any]) -> Tree:
+    """Return a tree of dotted keys, its tables in the order of the schema."""
+    tree: Tree = {}
+    order = _order()
+    for path, value in sorted(values.items(), key=lambda item: order[item[0]]):
+        *tables, last = path.split(".")
+        below = tree
+        for name in tables:
+            below = below.setdefault(name, {})
+        below[last] = value
+    return tree
+
+
+@cache
+def _order() -> Mapping[str, int]:
+    return {key: number for number, (key, _) in enumerate(described_keys(RunConfig))}
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def run_name(text: str) -> str:
+    """Return what a run may be called after a name or folder of theirs. Example: "out/My run" gives "My_run"."""
+    return re.sub(r"[^A-Za-z0-9._+-]+", "_", str(text).rstrip("/").rpartition("/")[2]).lstrip("._+-") or "mine"
+
+
+def listed(value: Any) -> list[Any]:
+    """Return a list as it is, nothing as an empty one, and anything else as the only entry of one."""
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def ks(samples: int) -> list[int]:
+    """Return the k of pass@k that so many samples a problem give."""
+    return [k for k in (1, 4, 16, 64, 256, 1024) if k <= samples]
