@@ -106,6 +106,8 @@ class Translation:
 
     def made(self, where: str, parts: Sequence[Callable[[Translation], None]]) -> str:
         """Return the run file that these parts and the table make. Raises UserError for a value that is none."""
+        if not any(self._row(key) for key in (*self._given, *self.left)):
+            raise UserError(f"{where}: no key of {self.trainer} in it")
         try:
             for part in parts:
                 part(self)

@@ -213,6 +213,7 @@ def test_no_key_is_lost(trainer: str, tmp_path: Path) -> None:
         ("verl", "plain.sh", "echo hello", "no overrides of verl in it"),
         ("verl", "odd.yaml", "data: {train_batch_size: many}", "a key has a value of another kind than it takes"),
         ("trl", "odd.yaml", "temperature: hot", "odd.yaml: rollout.temperature: "),
+        ("verl", "other.yaml", "learning_rate: 1", "other.yaml: no key of verl v0.9.0 in it"),
         ("trl", "odd.py", "args = (", "not valid Python"),
         ("trl", "binary.yaml", "\0\1", "is no text"),
     ],
