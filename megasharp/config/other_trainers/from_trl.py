@@ -47,15 +47,8 @@ def _model(t: Translation) -> None:
     adapters = ("lora_r", "lora_alpha", "lora_target_modules", "lora_dropout")
     if _on(t.take("use_peft")):
         t.ours |= {"policy.lora.rank": t.take("lora_r"), "policy.lora.alpha": float(t.take("lora_alpha"))}
-        targets = t.take("lora_target_modules")
-        if targets and targets != "all-linear":
-            row = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "o_proj": "proj"}
-            row |= {"gate_proj": "fc1", "up_proj": "fc1", "down_proj": "fc2"}
-            names = [targets] if isinstance(targets, str) else targets
-            t.ours["policy.lora.targets"] = list(dict.fromkeys(row[name] for name in names if name in row))
-            unknown = [name for name in names if name not in row]
-            if unknown:
-                t.leave("lora_target_modules", f"of {', '.join(unknown)}: adapters are on qkv, proj, fc1 and fc2")
+        if t.take("lora_target_modules") not in (None, "all-linear") and (targets := t.named("lora_target_modules")):
+            t.ours["policy.lora.targets"] = targets
         t.take("lora_dropout")
         t.notes.append("adapters are trained without dropout; TRL's lora_dropout is 0.05 where it is not set")
     t.without_use("use_peft is false", *adapters)

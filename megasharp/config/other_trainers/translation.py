@@ -120,7 +120,9 @@ class Translation:
         """Return the run file, valid by its schema, with what does not carry over in comments below it."""
         for key in self._given:
             row = self._row(key)
-            there = row is not None and any(ours in self.ours for ours in row.ours)
+            there = row is not None and any(
+                f"{path}.".startswith(f"{ours}.") for ours in row.ours for path in self.ours
+            )
             if not there and key not in self.left:
                 self.needless.setdefault(key, "off by its value or by other keys")
         for key, value in _TO_FILL_IN.items():
@@ -149,6 +151,9 @@ class Translation:
     def _value(self, key: str, value: Any, row: Row) -> Any:
         if not row.values and not row.refused:
             return value
+        if isinstance(value, list):
+            each = [self._value(key, part, row) for part in value]
+            return list(dict.fromkeys(part for part in each if part is not None))
         name = str(value).lower() if isinstance(value, bool) else str(value)
         if name not in row.values:
             self.leave(key, row.refused.get(name, f"known here are {', '.join(row.values)}"))
@@ -175,7 +180,7 @@ def _order() -> Mapping[str, int]:
 
 
 def _short(value: Any) -> str:
-    text = str(value)
+    text = " ".join(str(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

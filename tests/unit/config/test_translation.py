@@ -87,6 +87,8 @@ num_generations: 16
 max_steps: 1000
 save_steps: 100
 num_iterations: 2
+use_peft: true
+lora_target_modules: [q_proj, v_proj, down_proj]
 output_dir: data/Qwen-GRPO
 odd_key: 3
 """
@@ -110,6 +112,8 @@ GRPO_HERE = {
     "policy.optimizer.decay": "linear",
     "policy.optimizer.warmup_steps": 100,
     "policy.recompute": "full",
+    "policy.lora.rank": 16,
+    "policy.lora.targets": ["qkv", "fc2"],
     "checkpoint.every": 50,
     "eval.every": 0,
     "reward.functions": [
