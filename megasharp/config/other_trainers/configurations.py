@@ -117,7 +117,8 @@ def read_overrides(path: Path, text: str) -> Written:
                 value = name[2] or (words[number + 1] if number + 1 < len(words) else "")
                 written.add(f"config_{name[1]}", value.removesuffix(".yaml"), str(path))
             found = _OVERRIDE.fullmatch(word)
-            if found is None:
+            # verl's keys have dots; other words with a = are the shell's.
+            if found is None or "." not in found[2]:
                 continue
             if found[1] == "~":
                 written.unread[spelled(found[2])] = "the script takes the key out"

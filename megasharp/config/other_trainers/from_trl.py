@@ -14,9 +14,13 @@ from megasharp.common.errors import UserError
 from megasharp.config.other_trainers.configurations import is_script, read_flags, read_python, read_text, read_tree_of
 from megasharp.config.other_trainers.translation import Translation, ks, listed, run_name
 
+# Steps between checkpoints that only the last step writes.
+_NEVER = 1_000_000
 # Rewards that come with TRL.
 _THEIR_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward", "get_soft_overlong_punishment")
 _SGLANG = {"vllm_gpu_memory_utilization": "mem_fraction_static", "vllm_max_model_length": "context_length"}
+# Added to the standard deviation of a group's rewards.
+_EPSILON = 1e-4
 _LEVELS = {"token": "token", "sequence": "sequence"}
 
 
@@ -72,12 +76,18 @@ def _batch(t: Translation, processes: int) -> None:
     processes = int(t.take("num_processes") or processes)
     if generation:
         steps = max(1, int(generation) // (per_device * processes))
-    steps = int(steps or accumulated)
-    responses = int(generation or per_device * processes * steps)
+    # An optimizer step never has less than its own micro-batches, of several generations where they are that small.
+    steps = max(int(steps or accumulated), accumulated)
+    responses = per_device * processes * steps
+    if responses % group:
+        raise UserError(
+            f"num_generations: {group} does not divide the {responses} responses of a batch, which are {per_device} of "
+            f"{processes} process(es) x {steps}; is --gpus right?"
+        )
     t.ours |= {
         "policy.dp": processes,
         "data.responses_per_prompt": group,
-        "data.prompts_per_step": t.whole("num_generations", responses, group, "data.prompts_per_step"),
+        "data.prompts_per_step": responses // group,
         "recipe.mini_batches": t.whole("gradient_accumulation_steps", steps, accumulated, "recipe.mini_batches"),
         "data.max_response_tokens": int(t.take("max_completion_length")),
     }
@@ -89,6 +99,11 @@ def _batch(t: Translation, processes: int) -> None:
 def _schedules(t: Translation, training_rows: int | None) -> None:
     """Steps, checkpoints, evaluations: optimizer steps there, batches of responses here."""
     each, prompts = t.ours["recipe.mini_batches"], t.ours["data.prompts_per_step"]
+    # Of samples that are used several times, which ours are not.
+    repeated = int(t.take("num_iterations"))
+    if repeated > 1:
+        t.leave("num_iterations", "each sample is used once; steps are as many batches of responses as there")
+    each *= repeated
     steps, epochs = t.take("max_steps"), float(t.take("num_train_epochs"))
     if steps is not None and int(steps) > 0:
         t.ours["steps"] = t.whole("max_steps", int(steps), each, "steps")
@@ -100,12 +115,12 @@ def _schedules(t: Translation, training_rows: int | None) -> None:
     if 0 < float(warmup) < 1:
         warmup, share = 0, float(warmup)
     if share and not warmup and "steps" in t.ours:
-        warmup = share * t.ours["steps"] * each
+        warmup = share * t.ours["steps"] * t.ours["recipe.mini_batches"]
     elif share and not warmup:
         t.leave("warmup_ratio", "a share of steps, which are not known here")
     t.ours["policy.optimizer.warmup_steps"] = int(warmup)
     t.ours["policy.optimizer.betas"] = [float(t.take("adam_beta1")), float(t.take("adam_beta2"))]
-    total = t.ours.get("steps", 1000)
+    total = t.ours.get("steps", _NEVER)
     for strategy, every, ours, never in (
         ("save_strategy", "save_steps", "checkpoint.every", total),
         ("eval_strategy", "eval_steps", "eval.every", 0),
@@ -119,6 +134,10 @@ def _schedules(t: Translation, training_rows: int | None) -> None:
             t.ours[ours] = t.whole(every, float(count), each, ours)
         else:
             t.leave(strategy, f"{ours} counts steps")
+    if t.take("save_total_limit") is None:
+        t.ours["checkpoint.keep_every"] = t.ours.get("checkpoint.every", 50)
+    else:
+        t.ours["checkpoint.keep_last"] = t.take("save_total_limit")
     t.without_use("eval_strategy says it", "do_eval")
     samples = t.take("num_generations_eval") or t.ours["data.responses_per_prompt"]
     t.ours |= {"eval.n": int(samples), "eval.k": ks(int(samples))}
@@ -141,12 +160,15 @@ def _losses(t: Translation) -> None:
     methods = t.ours["recipe.methods"] = [estimator]
     kind, reduction = t.take("loss_type"), t.named("loss_type")
     t.ours |= {"recipe.reduction": reduction} if reduction else {}
+    t.ours |= {"recipe.grpo.epsilon": _EPSILON} if estimator == "grpo" else {}
     low = float(t.take("epsilon"))
     high = float(t.first("epsilon_high") or low)
     level = t.named("importance_sampling_level")
     if kind == "cispo":
         methods.append("cispo")
         # TRL bounds the weight by epsilon_high itself, from above alone.
+        if high < 1:
+            raise UserError(f"epsilon_high: cispo bounds weights by it, and {high:g} is below 1: TRL asks for 5 or so")
         t.ours |= {"recipe.cispo.low": 1.0, "recipe.cispo.high": high - 1.0}
         t.without_use("cispo has no lower bound", "epsilon", "delta")
     else:
@@ -223,6 +245,8 @@ def _engines(t: Translation) -> None:
 def _rewards(t: Translation) -> None:
     given = listed(t.take("reward_funcs"))
     weights = listed(t.take("reward_weights")) or [1.0] * len(given)
+    if given and len(weights) != len(given):
+        raise UserError(f"reward_weights: there are {len(weights)}, of {len(given)} reward_funcs")
     own, theirs = [], []
     for name, weight in zip(given, weights, strict=False):
         module, _, function = str(name).replace(":", ".").rpartition(".")

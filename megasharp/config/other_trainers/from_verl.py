@@ -23,7 +23,9 @@ _BUFFERS = (
     "reward.reward_kwargs.overlong_buffer_cfg",
     "reward_model.overlong_buffer",
 )
-# Options of SGLang by those of verl's engines; the second ones say the opposite.
+# Steps between checkpoints that only the last step writes.
+_NEVER = 1_000_000
+# Options of SGLang by those of verl's engines.
 _SGLANG = {
     "gpu_memory_utilization": "mem_fraction_static",
     "max_model_len": "context_length",
@@ -73,10 +75,11 @@ def _batch(t: Translation, training_rows: int | None) -> None:
     steps = t.first("trainer.total_training_steps", f"{_ACTOR}.optim.total_training_steps")
     epochs = float(t.take("trainer.total_epochs"))
     if steps is None or int(steps) < 1:
-        steps = None if training_rows is None else max(1, int(epochs * (training_rows // prompts)))
-        t.to_fill_in |= (
-            {} if steps else {"steps": f"there are {epochs:g} epochs of (rows / {prompts}) steps; give --rows N"}
-        )
+        # verl's loader gives so many rows a step, of which dynamic sampling leaves the rest.
+        read = int(t.take("data.gen_batch_size") or prompts)
+        steps = None if training_rows is None else max(1, int(epochs * (training_rows // read)))
+        if steps is None:
+            t.to_fill_in["steps"] = f"there are {epochs:g} epochs of (rows / {read}) steps; give --rows N"
     t.ours |= {} if steps is None else {"steps": int(steps)}
     warmup = t.take(f"{_ACTOR}.optim.lr_warmup_steps")
     share = float(t.take(f"{_ACTOR}.optim.lr_warmup_steps_ratio") or 0)
@@ -137,11 +140,10 @@ def _advantages(t: Translation) -> None:
     estimator = t.named("algorithm.adv_estimator")
     if estimator is None:
         reason = t.left.get("algorithm.adv_estimator", ("", "the default gae needs a critic, which is not there"))[1]
-        t.to_fill_in["recipe.methods"] = f"grpo stands in the place of verl's estimator: {reason}"
-        estimator = "grpo"
+        t.to_fill_in["recipe.methods"] = f"an estimator of advantages, such as grpo, for verl's has none here: {reason}"
     if not t.take("algorithm.norm_adv_by_std_in_grpo") and estimator == "grpo":
         estimator = "dr_grpo"
-    t.ours["recipe.methods"].insert(0, estimator)
+    t.ours["recipe.methods"][:0] = [estimator] if estimator else []
     if t.take("algorithm.filter_groups.enable"):
         t.ours["recipe.methods"].append("dynamic_sampling")
         rounds = t.take("algorithm.filter_groups.max_num_gen_batches")
@@ -179,7 +181,7 @@ def _corrections(t: Translation) -> None:
         low, high = _bounds(t.take(f"{_CORRECTION}.rollout_rs_threshold"))
         t.ours["recipe.ratio_mask.level"] = level
         if str(kind).endswith("k3"):
-            t.ours["recipe.ratio_mask.k3"] = high
+            t.ours |= {"recipe.ratio_mask.k3": high, "recipe.ratio_mask.low": 0.0, "recipe.ratio_mask.high": 1e9}
         elif high is not None:
             t.ours |= {"recipe.ratio_mask.low": 1 / high if low is None else low, "recipe.ratio_mask.high": high}
     t.without_use("rollout_rs is null", f"{_CORRECTION}.rollout_rs_threshold")
@@ -279,7 +281,9 @@ def _engines(t: Translation) -> None:
 def _schedules(t: Translation) -> None:
     """Checkpoints, evaluations and trackers."""
     saves, tests = int(t.take("trainer.save_freq")), int(t.take("trainer.test_freq"))
-    t.ours |= {"checkpoint.every": saves if saves > 0 else t.ours.get("steps", 1000), "eval.every": max(0, tests)}
+    t.ours |= {"checkpoint.every": saves if saves > 0 else t.ours.get("steps", _NEVER), "eval.every": max(0, tests)}
+    kept = t.take("trainer.max_actor_ckpt_to_keep")
+    t.ours |= {"checkpoint.keep_last": kept} if kept else {"checkpoint.keep_every": t.ours["checkpoint.every"]}
     validation = f"{_ROLLOUT}.val_kwargs"
     sampled = t.take(f"{validation}.do_sample")
     temperature = t.take(f"{validation}.temperature") if sampled else 0.0

@@ -8,16 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from megasharp.common.errors import UserError, one_line
+from megasharp.common.errors import UserError
 from megasharp.config.core import Tree, described_keys, dump_tree, validate
 from megasharp.config.other_trainers.configurations import Written
 from megasharp.config.run_config import RunConfig
 from megasharp.config.synonyms import Row, read_table, rows
 
-# What a run must have and a configuration may lack.
-_TO_FILL_IN = {"name": "mine", "steps": 1000, "model.path": "MODEL", "data.path": "ROWS.jsonl"}
+# What a run must have and a configuration may lack, with values that the check of the rest needs.
+_TO_FILL_IN = {"steps": 1, "model.path": "MODEL", "data.path": "ROWS.jsonl"}
 # Values by which a key without a counterpart asks for nothing.
 _NOTHING: tuple[Any, ...] = (None, False, "", 0, [], {})
 
@@ -32,6 +33,8 @@ class Translation:
         self._defaults: Mapping[str, Any] = table["defaults"]
         self._given = written.given
         self._taken: set[str] = set()
+        self._carried: set[str] = set()
+        self._latest = ""
         self.ours: dict[str, Any] = {}
         self.left = {key: ("", reason) for key, reason in written.unread.items()}
         self.needless: dict[str, str] = {}
@@ -41,6 +44,7 @@ class Translation:
     def take(self, key: str) -> Any:
         """Return the value of a key of theirs, its default where it is not set; it is dealt with by that."""
         self._taken.add(key)
+        self._latest = key
         return self._given.get(key, self._defaults.get(key))
 
     def first(self, *keys: str) -> Any:
@@ -61,6 +65,7 @@ class Translation:
     def below(self, key: str) -> dict[str, Any]:
         """Return what the configuration sets below a key of theirs, by the names there."""
         found = {each: self.take(each) for each in [*self._given] if each.startswith(f"{key}.")}
+        self._carried |= found.keys()
         return {each.removeprefix(f"{key}."): value for each, value in found.items() if value is not None}
 
     def leave(self, key: str, reason: str) -> None:
@@ -113,7 +118,8 @@ class Translation:
                 part(self)
             self.rest()
         except (ValueError, TypeError) as error:
-            raise UserError(f"{where}: a key has a value of another kind than it takes: {one_line(error)}") from error
+            value = self._given.get(self._latest)
+            raise UserError(f"{where}: {self._latest}: {value!r} is not of the kind that it takes") from error
         return self.text(where)
 
     def text(self, where: str) -> str:
@@ -123,15 +129,15 @@ class Translation:
             there = row is not None and any(
                 f"{path}.".startswith(f"{ours}.") for ours in row.ours for path in self.ours
             )
-            if not there and key not in self.left:
-                self.needless.setdefault(key, "off by its value or by other keys")
-        for key, value in _TO_FILL_IN.items():
-            if key not in self.ours and not (key == "data.path" and "data.mix" in self.ours):
-                self.ours[key] = value
-                self.to_fill_in.setdefault(key, f"{where} does not say it")
-        tree = _tree(self.ours)
-        validate(RunConfig, tree, where)
-        lines = [f"# {where}, of {self.trainer}, as a run of megasharp.", dump_tree(tree).rstrip()]
+            if not there and key not in self.left and key not in self._carried:
+                asked = row is not None and any(path.startswith(ours) for ours in row.ours for path in self.to_fill_in)
+                self.needless.setdefault(key, "see what is to fill in" if asked else "off, by itself or by other keys")
+        self.ours.setdefault("name", run_name(Path(where).stem))
+        lacking = _TO_FILL_IN.keys() - self.ours.keys() - ({"data.path"} if "data.mix" in self.ours else set())
+        validate(RunConfig, _tree(self.ours | {key: _TO_FILL_IN[key] for key in lacking}), where)
+        for key in sorted(lacking):
+            self.to_fill_in.setdefault(key, f"{where} does not say it")
+        lines = [f"# {where}, of {self.trainer}, as a run of megasharp.", dump_tree(_tree(self.ours)).rstrip()]
         for title, found in (
             ("To fill in or to check", self.to_fill_in),
             ("Not carried over", {key: f"{value}: {why}".lstrip(": ") for key, (value, why) in self.left.items()}),
