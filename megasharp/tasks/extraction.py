@@ -131,7 +131,8 @@ def read_objects(path: Path, remedy: str) -> list[tuple[str, Fields]]:
 def parse_object(line: bytes, where: str) -> tuple[str, Fields]:
     """Parse one line's object and return it after its place. Raises UserError, naming that place, where it is none."""
     try:
-        fields = json.loads(line.decode("utf-8"))
+        # Some programs put a byte order mark before the first line.
+        fields = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise UserError(f"{where}: not UTF-8 text ({error.reason} at its byte {error.start + 1})") from error
     except (ValueError, RecursionError) as error:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import chain
+from math import isfinite
 from typing import Any
 
 from megasharp.common.errors import UserError
@@ -144,6 +145,8 @@ def _answer(fields: Fields, key: str, where: str) -> object:
     answer = _column(fields, key, "data.answer_key", where)
     if answer is None:
         raise UserError(f"{where}: '{key}' is null; give each row an answer, or take it out")
+    if isinstance(answer, float) and not isfinite(answer):
+        raise UserError(f"{where}: '{key}' is {answer}, which no response can give; take the row out")
     if isinstance(answer, Mapping):
         entry = next(iter(answer), "entry")
         raise UserError(f"{where}: '{key}' is an object; name an entry of it, such as data.answer_key={key}.{entry}")
@@ -201,7 +204,22 @@ def _text(value: object, what: str) -> str:
 
 
 def _filled(template: str, question: str, fields: Fields, where: str) -> str:
-    """Fill the places of a template: `{question}` and `{column}`. Other braces stay."""
+    """Fill the places of a template: `{question}`, the prompt, and `{column}`. Other braces stay.
+
+    Raises UserError where a name in braces is nearly that of a column, or none is a column's.
+    """
+    known = ["question", *map(str, fields)]
+    names = _PLACE.findall(template)
+    for name in names:
+        first = name.partition(".")[0]
+        near = [] if first in known else get_close_matches(first, known, n=1, cutoff=0.75)
+        if near:
+            raise UserError(f"{where}: no column '{first}' (data.template); is it '{near[0]}'?")
+    if not any(name.partition(".")[0] in known for name in names):
+        raise UserError(
+            f"{where}: data.template has no column in it, so that all prompts are the same; put {{question}} where the "
+            f"prompt goes; columns: {_names(fields)}"
+        )
 
     def value(match: re.Match[str]) -> str:
         name = match[1]

@@ -32,6 +32,7 @@ from megasharp.evals.suites import Asking, parse_ks
 from megasharp.rollout.step_request import Engine
 from megasharp.tasks.judge import Judge, digest_of
 from megasharp.tasks.own_reward import OWN_TASK
+from megasharp.tasks.reward_import import look_beside
 from megasharp.tasks.tokenizer import load_tokenizer
 from megasharp.trainer.eval_source import CHECKPOINT, Measured, config_of, engine_of, engines_of, hf_folder, measured
 from megasharp.trainer.resolve.prompt_format import asking_of, check_markers, checked_name
@@ -99,6 +100,11 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
         asking = Asking() if run is None else asking_of(run)
     longest = None if run is None else run.eval.max_response_tokens or run.data.largest_response
     suites = asked.suites or _suites_of(run, source)
+    # Functions are found beside suites of own rows, and where the folder of runs lies.
+    whole = source.resolve()
+    for near in (*filter(Path.is_file, map(Path, suites)), *(whole.parents[:4] if run is not None else ())):
+        if near.is_file() or near.name == "runs":
+            look_beside(near)
     sweep = []
     for temperature in asked.temperatures or [None]:
         changed = {} if temperature is None else {"temperature": temperature}
@@ -139,7 +145,7 @@ def _judged_by_functions(
 ) -> tuple[Asked, list[list[PlannedGroup]]]:
     """Give all suites to the functions that are asked for; without such, those of own rows to the run's functions.
 
-    Functions are found in the working directory too. Raises UserError where one cannot judge a suite's rows.
+    Raises UserError where one cannot judge a suite's rows.
     """
     every = bool(own_rewards(asked.reward))
     if not every and run is not None:

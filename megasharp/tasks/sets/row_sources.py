@@ -19,12 +19,16 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from megasharp.common.errors import NotAtHand, UserError, one_line
 from megasharp.common.exit_codes import note
 from megasharp.config.hub import absence, answer_of, go_offline, hub_is_off, is_commit, is_hub_id
 from megasharp.tasks.extraction import Fields, parse_object
 from megasharp.tasks.sets.data_set import Source
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 def hub_rows(source: Source) -> Iterator[tuple[str, Fields]]:
@@ -77,17 +81,14 @@ def _ask(source: Source) -> None:
 
 def _table(source: Source) -> Iterator[tuple[str, Fields]]:
     try:
-        # Imported here: it takes a second, and most runs read files of their own.
-        from datasets import load_dataset
-
         try:
-            table = load_dataset(source.hub, source.config, split=source.split, revision=source.revision)
+            table = _loaded(source, source.config)
         except ValueError as error:
             usual = [name for name in _USUAL_CONFIGS if re.search(rf"\b{name}\b", str(error))]
             if source.config is not None or "onfig" not in str(error) or not usual:
                 raise
             note(f"data set {source.hub}: its configuration {usual[0]!r} is read; data.name names another")
-            table = load_dataset(source.hub, usual[0], split=source.split, revision=source.revision)
+            table = _loaded(source, usual[0])
     except ValueError as error:
         raise UserError(f"data set {source.hub}: {one_line(error)[:300]} (data.split, data.name)") from error
     except Exception as error:  # the library raises many kinds, and all mean the same to the user
@@ -100,6 +101,32 @@ def _table(source: Source) -> Iterator[tuple[str, Fields]]:
     begin, end = source.rows or (0, len(table))
     for number, fields in enumerate(islice(table, begin, end), start=begin):
         yield f"{where}, row {number}", fields
+
+
+def _loaded(source: Source, config: str | None) -> Dataset:
+    """Load a table at its revision, of which the library offline takes no notice: it reads the newest in its cache."""
+    # Imported here: it takes a second, and most runs read files of their own.
+    from datasets import config as settings
+    from datasets import load_dataset
+    from datasets.packaged_modules.cache.cache import Cache
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    if source.revision is None or not constants.HF_HUB_OFFLINE:
+        return load_dataset(source.hub, config, split=source.split, revision=source.revision)
+    named = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=source.hub, repo_type="dataset") / "refs"
+    ref = named / source.revision
+    commit = ref.read_text().strip() if ref.is_file() else source.revision
+    made = sorted(Path(settings.HF_DATASETS_CACHE).glob(f"*/{config or '*'}/*/{commit}"))
+    names = [place.parts[-3] for place in made]
+    if not made:
+        raise FileNotFoundError(f"revision {source.revision}")
+    if len(made) > 1 and config is None:
+        raise ValueError(f"Config name is missing, one of {', '.join(names)}")
+    name, version = made[0].parts[-3:-1]
+    return Cache(
+        repo_id=source.hub, dataset_name=source.name, config_name=name, version=version, hash=commit
+    ).as_dataset(split=source.split)
 
 
 # Of a repository with several configurations, the one that is meant where nobody names one.
@@ -184,8 +211,9 @@ def _not_had(source: Source, error: Exception) -> NotAtHand:
     cached = f"is not in the cache (HF_HOME, {os.environ.get('HF_HOME', '~/.cache/huggingface')})"
     state = f"{cached} and {absence()}" if hub_is_off() else f"could not be fetched ({one_line(error)[:200]})"
     config = f" ({source.config})" if source.config else ""
+    at = f", revision {source.revision}" if source.revision else ""
     return NotAtHand(
-        f"data set {source.hub}{config} {state}; or give path: a parquet or JSON file, or folder, with its rows"
+        f"data set {source.hub}{config} {state}{at}; or give path: a parquet or JSON file, or folder, with its rows"
     )
 
 
@@ -297,6 +325,12 @@ def _list(path: Path) -> Iterator[tuple[str, Fields]]:
     """A list of objects, or an object that holds one, as BIG-Bench Hard's `{"canary": ..., "examples": [...]}`."""
     try:
         value = json.loads(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
+    except json.JSONDecodeError as error:
+        # One object a line is often called .json too.
+        if error.msg == "Extra data":
+            yield from _lines(path)
+            return
+        raise UserError(f"{path}: cannot read this JSON file ({one_line(error)})") from error
     except (OSError, EOFError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot read this JSON file ({one_line(error)})") from error
     lists = [each for each in value.values() if isinstance(each, list)] if isinstance(value, dict) else [value]

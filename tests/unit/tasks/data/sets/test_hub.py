@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -98,7 +100,7 @@ for name, split, config, revision in json.loads(sys.argv[1]):
         print(json.dumps([fields["question"] for _, fields in own_rows(Path(name), split, config, revision)]))
     except UserError as error:
         print(json.dumps(str(error)))
-print(json.dumps(commit_read("openai/gsm8k", None)))
+print(json.dumps({str(each[3]): commit_read("openai/gsm8k", each[3]) for each in json.loads(sys.argv[1])}))
 """
 
 
@@ -124,7 +126,7 @@ def test_own_rows_come_from_the_hub_by_their_id(repositories: Path, tmp_path: Pa
     with small_hub(repositories) as address:
         train, test, socratic, *errors, commit = answers(address)
     questions = [json.loads(line)["question"] for line in (FILES / "gsm8k.jsonl").read_text().splitlines()]
-    assert commit == COMMIT
+    assert commit == {"None": COMMIT}
     assert (train, test, socratic) == (questions[:7], questions[7:], questions[:1])
     for error, said in zip(
         errors,
@@ -138,7 +140,15 @@ def test_own_rows_come_from_the_hub_by_their_id(repositories: Path, tmp_path: Pa
         assert str(error).startswith(said)
     # The discard port: nothing listens.
     *again, _, _, error, kept = answers("http://127.0.0.1:9")
-    assert (again, kept) == ([train, test, socratic], COMMIT)
+    assert (again, kept) == ([train, test, socratic], {"None": COMMIT})
+    # A newer commit in the cache, as of another run, is not taken for the one that is asked for.
+    (kept_one,) = (tmp_path / "cache" / "datasets").glob(f"*/main/0.0.0/{COMMIT}")
+    newer = shutil.copytree(kept_one, kept_one.with_name("2" * 40))
+    os.utime(newer, (time.time() + 60,) * 2)
+    asked[3:] = [("openai/gsm8k", None, "main", commit) for commit in (COMMIT, "2" * 40, "3" * 40)]
+    *same, missing, read = answers("http://127.0.0.1:9")
+    assert same == [train, test, socratic, train, train] and "revision 333" in str(missing)
+    assert read == {"None": COMMIT, COMMIT: COMMIT, "2" * 40: "2" * 40, "3" * 40: None}
     assert "openai/gsm9k is not in the cache" in str(error) and "the hub cannot be reached (http://127.0.0.1:9" in str(
         error
     )
