@@ -28,7 +28,7 @@ _WORDS = ["*.json", "*.jinja", "*.model", "*.txt"]
 _OTHER_FORMS = ["*/*", "consolidated*"]
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 # Of an answer of the hub as a whole; its libraries would wait for minutes, once for each of its addresses.
-_ANSWER_S = 8.0
+_ANSWER_S = 5.0
 T = TypeVar("T")
 # Why `go_offline` was called, if it was.
 _left: list[str] = []
@@ -234,7 +234,7 @@ def _wanted(name: str, patterns: list[str]) -> bool:
 
 
 def answer_of(ask: Callable[[], T]) -> T:
-    """Return what the hub answers. Raises TimeoutError after 8 seconds, whatever the network does."""
+    """Return what the hub answers. Raises TimeoutError after 5 seconds, whatever the network does."""
     future: Future[T] = Future()
 
     def run() -> None:

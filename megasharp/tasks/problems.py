@@ -65,7 +65,12 @@ def load_problems(source: DataSource, path: Path | None, prompt: str) -> list[Ta
     assert path is not None
     if not source.is_own:
         assert source.task is not None
-        items = load_items(source.task, path)
+        try:
+            items = load_items(source.task, path)
+        except UserError as error:
+            if row_of(source.task).answer is None or not path.exists():
+                raise
+            raise UserError(f"{error}; for other columns set data.prompt_key and data.answer_key") from error
         return asked(items, prompt) if prompt else items
     items = _own_items(source, path)
     # Messages are asked as they stand, unless the user says otherwise, which is refused.
