@@ -153,7 +153,7 @@ def test_a_killed_run_loses_no_prompt_and_trains_on_none_twice(tmp_path: Path) -
     with running(tmp_path, f"steps={done + 2}", f"data.path={data}", *APART, "--resume") as process:
         output = finish(process)
     assert "weights by gloo" in output
-    assert "2 of 302 prompts in" in output
+    assert "300 of 302 prompts of" in output
     assert [row["step"] for row in rows(tmp_path)] == list(range(1, done + 3))
     assert all(row["rollout/staleness_max"] <= 1 and row["rollout/unsampled"] == 0 for row in rows(tmp_path))
     tables = sorted((tmp_path / "fleet_on_cpu/rollouts").glob("*.parquet"))
