@@ -31,8 +31,8 @@ def translated(path: Path, training_rows: int | None, processes: int) -> str:
         written = read_python(path, text)
     else:
         written = read_flags(path, text) if is_script(path, text) else read_tree_of(path, text, deep=False)
-    parts = (_model, partial(_batch, processes=processes), partial(_schedules, training_rows=training_rows))
-    return Translation("trl", written).made(path.name, (*parts, _losses, _corrections, _engines, _rewards))
+    parts = (_model, partial(_batch, processes=processes), partial(_steps, training_rows=training_rows))
+    return Translation("trl", written).made(path.name, (*parts, _schedules, _losses, _corrections, _engines, _rewards))
 
 
 def _on(value: Any) -> bool:
@@ -96,14 +96,16 @@ def _batch(t: Translation, processes: int) -> None:
         t.ours |= {"cluster.gpus_per_node": processes}
 
 
-def _schedules(t: Translation, training_rows: int | None) -> None:
-    """Steps, checkpoints, evaluations: optimizer steps there, batches of responses here."""
-    each, prompts = t.ours["recipe.mini_batches"], t.ours["data.prompts_per_step"]
-    # Of samples that are used several times, which ours are not.
-    repeated = int(t.take("num_iterations"))
-    if repeated > 1:
+def _optimizer_steps(t: Translation) -> int:
+    """Return how many optimizer steps TRL makes of a batch of responses: those of samples used again too."""
+    return int(t.ours["recipe.mini_batches"]) * int(t.take("num_iterations"))
+
+
+def _steps(t: Translation, training_rows: int | None) -> None:
+    """Length of the run and of its warm-up: optimizer steps there, batches of responses here."""
+    each, prompts = _optimizer_steps(t), t.ours["data.prompts_per_step"]
+    if each != t.ours["recipe.mini_batches"]:
         t.leave("num_iterations", "each sample is used once; steps are as many batches of responses as there")
-    each *= repeated
     steps, epochs = t.take("max_steps"), float(t.take("num_train_epochs"))
     if steps is not None and int(steps) > 0:
         t.ours["steps"] = t.whole("max_steps", int(steps), each, "steps")
@@ -120,6 +122,10 @@ def _schedules(t: Translation, training_rows: int | None) -> None:
         t.leave("warmup_ratio", "a share of steps, which are not known here")
     t.ours["policy.optimizer.warmup_steps"] = int(warmup)
     t.ours["policy.optimizer.betas"] = [float(t.take("adam_beta1")), float(t.take("adam_beta2"))]
+
+
+def _schedules(t: Translation) -> None:
+    """Checkpoints, evaluations and trackers."""
     total = t.ours.get("steps", _NEVER)
     for strategy, every, ours, never in (
         ("save_strategy", "save_steps", "checkpoint.every", total),
@@ -128,12 +134,12 @@ def _schedules(t: Translation, training_rows: int | None) -> None:
         kind, count = str(t.take(strategy)).lower(), t.take(every) or t.take("logging_steps")
         if kind in ("no", "false"):
             t.ours[ours] = never
-        elif kind == "steps" and float(count) < 1:
+        elif kind == "steps" and float(count) >= 1:
+            t.ours[ours] = t.whole(every, float(count), _optimizer_steps(t), ours)
+        elif kind == "steps" and "steps" in t.ours:
             t.ours[ours] = max(1, round(float(count) * total))
-        elif kind == "steps":
-            t.ours[ours] = t.whole(every, float(count), each, ours)
         else:
-            t.leave(strategy, f"{ours} counts steps")
+            t.leave(every if kind == "steps" else strategy, f"{ours} counts steps")
     if t.take("save_total_limit") is None:
         t.ours["checkpoint.keep_every"] = t.ours.get("checkpoint.every", 50)
     else:
