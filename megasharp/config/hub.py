@@ -83,7 +83,7 @@ def cache_mounts() -> list[str]:
     """Return the folders of `job_variables` as a container's mounts, each under its own name, none within another."""
     folders = {name: Path(path) for name, path in job_variables().items() if name != "HF_HUB_OFFLINE"}
     home = folders["HF_HOME"]
-    # What does not exist cannot be mounted, and of these only the home may be missing, with caches elsewhere.
+    # A folder that does not exist cannot be mounted; of these only the home may be missing, with caches elsewhere.
     if not home.is_dir() and not folders["HF_HUB_CACHE"].is_relative_to(home):
         del folders["HF_HOME"]
     return [f"{each}:{each}" for each in sorted({*folders.values()}) if not {*folders.values()} & {*each.parents}]

@@ -101,10 +101,9 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
     longest = None if run is None else run.eval.max_response_tokens or run.data.largest_response
     suites = asked.suites or _suites_of(run, source)
     # Functions are found beside suites of own rows, and where the folder of runs lies.
-    whole = source.resolve()
-    for near in (*filter(Path.is_file, map(Path, suites)), *(whole.parents[:4] if run is not None else ())):
-        if near.is_file() or near.name == "runs":
-            look_beside(near)
+    folders = [] if run is None else [place for place in source.resolve().parents[:4] if place.name == "runs"]
+    for near in (*filter(Path.is_file, map(Path, suites)), *folders):
+        look_beside(near)
     sweep = []
     for temperature in asked.temperatures or [None]:
         changed = {} if temperature is None else {"temperature": temperature}
@@ -162,7 +161,7 @@ def _judged_by_functions(
         [replace(group, evaluations=tuple(map(judged, group.evaluations))) for group in groups] for groups in sweep
     ]
     if not any(each.suite.task == OWN_TASK for groups in found for group in groups for each in group.evaluations):
-        # Which would have workers of its own.
+        # An unused function would start workers.
         asked = replace(asked, reward=asked.reward.model_copy(update={"function": None, "functions": []}))
     return asked, found
 

@@ -239,7 +239,7 @@ def _expanded(line: str, variables: Mapping[str, str]) -> str:
         line = re.sub(r"\$[@*#?!\d]", f"{_MARK}@{_MARK}", line)
         line = re.sub(r"\$\{(\w+)(?::?[-=]([^${}]*))?\}", of_default, line)
         line = re.sub(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)", number, line)
-        # What is left is beyond this reader, once nothing inside of it can be put in.
+        # Expansions that still stand after a round without a change are not supported: they get the mark.
         if line == before:
             line = re.sub(r"\$\([^()$]*\)", f"{_MARK}(...){_MARK}", line)
             line = re.sub(r"\$\{(\w*)[^${}]*\}", f"{_MARK}{{\\1...}}{_MARK}", line)

@@ -12,16 +12,13 @@ from typing import Any
 
 from megasharp.common.errors import UserError
 from megasharp.config.other_trainers.configurations import is_script, read_flags, read_python, read_text, read_tree_of
-from megasharp.config.other_trainers.translation import Translation, ks, listed, run_name
+from megasharp.config.other_trainers.translation import NEVER, Translation, ks, listed, run_name, trackers
 
-# Steps between checkpoints that only the last step writes.
-_NEVER = 1_000_000
 # Rewards that come with TRL.
 _THEIR_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward", "get_soft_overlong_punishment")
 _SGLANG = {"vllm_gpu_memory_utilization": "mem_fraction_static", "vllm_max_model_length": "context_length"}
 # Added to the standard deviation of a group's rewards.
 _EPSILON = 1e-4
-_LEVELS = {"token": "token", "sequence": "sequence"}
 
 
 def translated(path: Path, training_rows: int | None, processes: int) -> str:
@@ -126,7 +123,7 @@ def _steps(t: Translation, training_rows: int | None) -> None:
 
 def _schedules(t: Translation) -> None:
     """Checkpoints, evaluations and trackers."""
-    total = t.ours.get("steps", _NEVER)
+    total = t.ours.get("steps", NEVER)
     for strategy, every, ours, never in (
         ("save_strategy", "save_steps", "checkpoint.every", total),
         ("eval_strategy", "eval_steps", "eval.every", 0),
@@ -147,16 +144,7 @@ def _schedules(t: Translation) -> None:
     t.without_use("eval_strategy says it", "do_eval")
     samples = t.take("num_generations_eval") or t.ours["data.responses_per_prompt"]
     t.ours |= {"eval.n": int(samples), "eval.k": ks(int(samples))}
-    _trackers(t)
-
-
-def _trackers(t: Translation) -> None:
-    to = listed(t.take("report_to"))
-    project = t.take("project")
-    t.ours |= {f"log.{name}": project for name in ("wandb", "mlflow") if name in to or "all" in to}
-    other = [name for name in to if name not in ("wandb", "mlflow", "tensorboard", "all", "none")]
-    if other:
-        t.leave("report_to", f"of {', '.join(map(str, other))}: trackers are wandb, mlflow and tensorboard")
+    trackers(t, "report_to", "project", ("all", "none"))
     t.without_use("responses are always recorded", "log_completions")
 
 
@@ -209,7 +197,7 @@ def _corrections(t: Translation) -> None:
     cap = t.take("vllm_importance_sampling_cap")
     if _on(t.take("use_vllm")) and _on(t.take("vllm_importance_sampling_correction")):
         level, _, mode = str(t.take(names[0])).partition("_")
-        if level not in _LEVELS or mode not in ("mask", "truncate"):
+        if level not in ("token", "sequence") or mode not in ("mask", "truncate"):
             raise UserError(f"vllm_importance_sampling_mode: {level}_{mode} is none of TRL's")
         methods.append("truncated_is")
         found = {"level": level, "mode": mode, "high": float(cap or t.take(names[1])), "low": t.take(names[2])}
@@ -224,19 +212,17 @@ def _corrections(t: Translation) -> None:
 
 def _engines(t: Translation) -> None:
     server = ("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout")
-    flags = {key: name for key, name in _SGLANG.items() if t.take(key) is not None}
     if _on(t.take("use_vllm")):
         tp = int(t.take("vllm_tensor_parallel_size") or 1)
         placement = t.named("vllm_mode")
         t.ours |= {"rollout.engine": "sglang", "rollout.tp": tp, "cluster.placement": placement or "colocated"}
         t.ours["rollout.engines"] = t.whole("vllm_tensor_parallel_size", t.ours["policy.dp"], tp, "rollout.engines")
-        t.ours["rollout.sglang"] = {name: t.take(key) for key, name in flags.items()}
+        flags = {name: t.take(key) for key, name in _SGLANG.items()}
+        t.ours["rollout.sglang"] = {name: value for name, value in flags.items() if value is not None}
         for key in server:
             t.leave(key, "engines are SGLang's: the run starts them, or rollout.external names those started by hand")
     else:
-        engines = ("vllm_mode", "vllm_tensor_parallel_size", *_SGLANG, *server)
-        t.needless |= {key: "use_vllm is false" for key in engines if t.given(key)}
-        t.without_use("use_vllm is false", *engines)
+        t.without_use("use_vllm is false", "vllm_mode", "vllm_tensor_parallel_size", *_SGLANG, *server)
         for key in ("use_transformers_continuous_batching", "use_transformers_paged"):
             t.without_use("the engine of the run batches by itself", key)
     t.without_use("colocated engines always sleep in training", "vllm_enable_sleep_mode")

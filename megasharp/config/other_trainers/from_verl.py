@@ -12,7 +12,7 @@ from typing import Any
 
 from megasharp.common.errors import UserError
 from megasharp.config.other_trainers.configurations import is_script, read_overrides, read_text, read_tree_of
-from megasharp.config.other_trainers.translation import Translation, ks, listed, run_name
+from megasharp.config.other_trainers.translation import NEVER, Translation, ks, listed, run_name, trackers
 
 _ACTOR = "actor_rollout_ref.actor"
 _MODEL = "actor_rollout_ref.model"
@@ -23,8 +23,6 @@ _BUFFERS = (
     "reward.reward_kwargs.overlong_buffer_cfg",
     "reward_model.overlong_buffer",
 )
-# Steps between checkpoints that only the last step writes.
-_NEVER = 1_000_000
 # Options of SGLang by those of verl's engines.
 _SGLANG = {
     "gpu_memory_utilization": "mem_fraction_static",
@@ -281,21 +279,15 @@ def _engines(t: Translation) -> None:
 def _schedules(t: Translation) -> None:
     """Checkpoints, evaluations and trackers."""
     saves, tests = int(t.take("trainer.save_freq")), int(t.take("trainer.test_freq"))
-    t.ours |= {"checkpoint.every": saves if saves > 0 else t.ours.get("steps", _NEVER), "eval.every": max(0, tests)}
+    t.ours |= {"checkpoint.every": saves if saves > 0 else t.ours.get("steps", NEVER), "eval.every": max(0, tests)}
     kept = t.take("trainer.max_actor_ckpt_to_keep")
     t.ours |= {"checkpoint.keep_last": kept} if kept else {"checkpoint.keep_every": t.ours["checkpoint.every"]}
     validation = f"{_ROLLOUT}.val_kwargs"
-    sampled = t.take(f"{validation}.do_sample")
-    temperature = t.take(f"{validation}.temperature") if sampled else 0.0
-    samples = int(t.take(f"{validation}.n"))
-    t.take(f"{validation}.temperature")
+    temperature, samples = t.take(f"{validation}.temperature"), int(t.take(f"{validation}.n"))
+    if not t.take(f"{validation}.do_sample"):
+        temperature = 0.0
     t.ours |= {"eval.temperature": float(temperature or 0.0), "eval.n": samples, "eval.k": ks(samples)}
-    loggers = listed(t.take("trainer.logger"))
-    project = t.take("trainer.project_name")
-    t.ours |= {f"log.{name}": project for name in ("wandb", "mlflow") if name in loggers}
-    other = [name for name in loggers if name not in ("wandb", "mlflow", "tensorboard", "console", "file")]
-    if other:
-        t.leave("trainer.logger", f"of {', '.join(map(str, other))}: trackers are wandb, mlflow and tensorboard")
+    trackers(t, "trainer.logger", "trainer.project_name", ("console", "file"))
     t.without_use("responses are always recorded", "trainer.rollout_data_dir")
 
 

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
 from megasharp.common.errors import UserError
-from megasharp.config.core import Tree, described_keys, dump_tree, validate
+from megasharp.config.core import Tree, described_keys, dump_tree, merge, nested, validate
 from megasharp.config.other_trainers.configurations import Written
 from megasharp.config.run_config import RunConfig
 from megasharp.config.synonyms import Row, read_table, rows
 
-# What a run must have and a configuration may lack, with values that the check of the rest needs.
+# Required keys that a configuration may lack, with placeholders for the check of the other keys; never printed.
 _TO_FILL_IN = {"steps": 1, "model.path": "MODEL", "data.path": "ROWS.jsonl"}
 # Values by which a key without a counterpart asks for nothing.
 _NOTHING: tuple[Any, ...] = (None, False, "", 0, [], {})
+# Steps between checkpoints of which only the one after the last step is written.
+NEVER = 1_000_000
 
 
 class Translation:
@@ -169,15 +171,9 @@ class Translation:
 
 def _tree(values: Mapping[str, Any]) -> Tree:
     """Return a tree of dotted keys, its tables in the order of the schema."""
-    tree: Tree = {}
     order = _order()
-    for path, value in sorted(values.items(), key=lambda item: order[item[0]]):
-        *tables, last = path.split(".")
-        below = tree
-        for name in tables:
-            below = below.setdefault(name, {})
-        below[last] = value
-    return tree
+    in_order = sorted(values.items(), key=lambda item: order[item[0]])
+    return reduce(merge, (nested(path, value) for path, value in in_order), {})
 
 
 @cache
@@ -203,3 +199,16 @@ def listed(value: Any) -> list[Any]:
 def ks(samples: int) -> list[int]:
     """Return the k of pass@k that so many samples a problem give."""
     return [k for k in (1, 4, 16, 64, 256, 1024) if k <= samples]
+
+
+def trackers(t: Translation, key: str, project: str, without: Sequence[str]) -> None:
+    """Translate a list of trackers and their project.
+
+    Those of `without` need no counterpart; "all" among them stands for all of ours.
+    """
+    asked, where = listed(t.take(key)), t.take(project)
+    every = "all" in without and "all" in asked
+    t.ours |= {f"log.{name}": where for name in ("wandb", "mlflow") if every or name in asked}
+    other = [name for name in asked if name not in ("wandb", "mlflow", "tensorboard", *without)]
+    if other:
+        t.leave(key, f"of {', '.join(map(str, other))}: trackers are wandb, mlflow and tensorboard")
