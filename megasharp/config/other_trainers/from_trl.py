@@ -184,9 +184,7 @@ def _losses(t: Translation) -> None:
         t.ours["recipe.entropy_bonus.coefficient"] = float(t.take("entropy_coef"))
     if _on(t.take("sync_ref_model")):
         every = float(t.take("ref_model_sync_steps"))
-        t.ours["recipe.reset.every"] = t.whole(
-            "ref_model_sync_steps", every, t.ours["recipe.mini_batches"], "recipe.reset.every"
-        )
+        t.ours["recipe.reset.every"] = t.whole("ref_model_sync_steps", every, _optimizer_steps(t), "recipe.reset.every")
         t.to_fill_in["recipe.reset.every"] = "a reset replaces the reference whole; TRL mixes by ref_model_mixup_alpha"
     t.without_use("sync_ref_model is false", "ref_model_sync_steps", "ref_model_mixup_alpha")
 

@@ -87,6 +87,7 @@ num_generations: 16
 max_steps: 1000
 save_steps: 100
 num_iterations: 2
+sync_ref_model: true
 use_peft: true
 lora_target_modules: [q_proj, v_proj, down_proj]
 output_dir: data/Qwen-GRPO
@@ -104,6 +105,7 @@ GRPO_HERE = {
     "recipe.reduction": "token_sum_over_constant",
     "recipe.clip.high": 0.28,
     "recipe.clip.dual": 4.0,
+    "recipe.reset.every": 128,  # 512 optimizer steps
     "recipe.truncated_is.level": "sequence",
     "recipe.truncated_is.mode": "mask",
     "recipe.truncated_is.high": 3.0,
