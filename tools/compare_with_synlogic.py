@@ -5,7 +5,7 @@
 
 Each problem's solution is judged by both, and so are copies with one cell or digit changed. The repository's generators
 need numpy, its checkers sympy and math-verify too. A disagreement is printed; the known ones are said in
-`docs/synlogic.md`.
+`docs/reference/synlogic.md`.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ import parity  # noqa: E402
 _SETUP = "Qwen3 + Qwen3"
 _START_S = 60.0
 _AFTER_DEATH = 20
-# What a token must come back with: docs/sglang.md.
+# What a token must come back with: docs/explanation/sglang.md.
 _OURS = ("sampler_logprob", "policy_logprob", "memory_logprob", "argmax_moved", "calibration_kl", "weight_versions")
 
 

@@ -9,7 +9,7 @@ no hook here, the loss is the recipe's own, and the importance ratio stays pi / 
     memory's loss = - mean over response tokens of log pi_memory(y_t | x, y_<t)
 
 Printed: the formula in words, the cross-entropy update every step, the policy's learning rate for the memory network
-(`memory.lr: null`; the default is ten times that, docs/decisions/0048). Not said: how the memory begins, which samples
+(`memory.lr: null`; the default is ten times that, decision 0048). Not said: how the memory begins, which samples
 it learns from, where the temperature stands, and mu, whose value is lost in the text: 0.2 is a proposal, 0 is plain
 sampling.
 Derived (ours): the temperature divides the difference, softmax((z_policy - mu z_memory) / T); the memory learns from
@@ -24,7 +24,7 @@ subtraction, and takes one of two forms:
     plausible: {top_k: 20}      the 20 likeliest tokens
 
 `window` is ours as well, and off by default: the memory network then attends to the prompt and to the last tokens
-alone, when it samples and when it learns (docs/decisions/0047).
+alone, when it samples and when it learns (decision 0047).
 
 The memory's cross-entropy is no method of the table, because it is no way to train a policy on rewards.
 """

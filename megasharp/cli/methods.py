@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def methods(
     name: Annotated[str, typer.Argument(help="A method's name; without one, all are listed.")] = "",
-    markdown: Annotated[bool, typer.Option(help="Print the table of docs/methods.md.")] = False,
+    markdown: Annotated[bool, typer.Option(help="Print the table of docs/reference/methods.md.")] = False,
 ) -> None:
     """List the methods that a recipe may name, or show one of them."""
     from megasharp.metrics.console import SafeConsole
@@ -72,7 +72,7 @@ def describe_method(name: str) -> str:
 
 
 def markdown_table() -> str:
-    """Return the table of docs/methods.md."""
+    """Return the table of docs/reference/methods.md."""
     from megasharp.algos import METHODS
 
     rows = ["| name in `recipe.methods` | what | changes | paper | status |", "|---|---|---|---|---|"]

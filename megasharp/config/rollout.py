@@ -103,7 +103,7 @@ class RolloutConfig(Section):
         default=[],
         description="Addresses http://host:port of SGLang engines that were started by hand, on other machines for "
         "instance, and are used beside the run's own. Their key is read from the environment variable "
-        "MEGASHARP_ENGINE_KEY; docs/engines.md has the command that starts one. Needs disaggregated engines.",
+        "MEGASHARP_ENGINE_KEY; docs/how-to/engines.md has the command that starts one. Needs disaggregated engines.",
     )
     restarts: int = Field(
         default=3,

@@ -1,6 +1,6 @@
 """The modules of a layer: Transformer Engine's where it is wanted, else Megatron's own with our norm.
 
-Core attention is ours in both, because packed rows share prompts (docs/decisions/0005 says why). Our RMS norm is there
+Core attention is ours in both, because packed rows share prompts (decision 0005 says why). Our RMS norm is there
 because Megatron's torch wrapper refuses sequence parallelism; all that this needs is a mark on the weight, by which
 Megatron sums its gradient over tensor-parallel ranks. Transformer Engine joins each norm with the linear map behind
 it, so a norm's weight has another name there. `local_name` undoes that, and checkpoints are named alike, so that every

@@ -146,7 +146,7 @@ def write_rollouts(
     `mean_entropy` maps (group id, index in the group) to it. A run pushes both networks together, so the memory
     network's version is always the policy's and `memory_ahead`. `tokens` says which responses are written token by
     token, to `folder`/rollout_tokens/step_000123.parquet. The files of a step that is repeated after a resume are
-    replaced. `docs/metrics.md` describes the columns.
+    replaced. `docs/reference/metrics.md` describes the columns.
 
     Raises:
         UserError: a file cannot be written.

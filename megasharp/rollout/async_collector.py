@@ -58,7 +58,7 @@ def _wait(running: Sequence[Future[list[Completion]]]) -> None:
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of what happened to prompts in one step, and the tally of responses; docs/metrics.md explains them."""
+    """Counts of what happened to prompts in one step, and the tally of responses (docs/reference/metrics.md)."""
 
     aborted: int = 0
     continued: int = 0

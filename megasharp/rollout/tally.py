@@ -1,6 +1,6 @@
 """A step's account of its responses: asked for, finished, retried, discarded, dropped, trained.
 
-Collectors and the loop tell a `Tally` what happens; `metrics` gives the row's figures, which docs/metrics.md defines.
+Collectors and the loop tell a `Tally` what happens; `metrics` gives the row's figures (docs/reference/metrics.md).
 A response is known by its seed, so what is sampled of it in several parts, or again, stays one response. Lengths are of
 the whole response, all its parts. A response that was still in flight at the step's end has no length yet: it counts
 with the tokens that had arrived.

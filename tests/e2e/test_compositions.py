@@ -69,7 +69,7 @@ def rows_of(folder: Path) -> list[dict[str, float]]:
 
 def documented() -> list[str]:
     """Patterns of figures that the page about them explains."""
-    lines = (REPOSITORY / "docs/metrics.md").read_text().splitlines()
+    lines = (REPOSITORY / "docs/reference/metrics.md").read_text().splitlines()
     cells = [line.split("|")[1] for line in lines if line.startswith("| `")]
     names = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
     return [re.sub(r"<\w+>|(?<=lambda_)1", "*", name) for name in names]

@@ -15,7 +15,7 @@ from used_of_sglang import ENGINE, REPLACED, imports
 pytestmark = pytest.mark.long("fleet")
 
 REPOSITORY = Path(__file__).parents[2]
-# The files that import SGLang: a new one belongs here, and in the table of docs/sglang.md.
+# The files that import SGLang: a new one belongs here, and in the table of docs/explanation/sglang.md.
 IMPORTERS = {"sglang_internals.py", "arguments.py", "cpu_platform.py"}
 # Classes of ours whose methods stand in for those of SGLang's class.
 SUBCLASSES = {"EngineSampler": "Sampler", "PlainCpuPlatform": "SRTPlatform"}
@@ -30,13 +30,13 @@ def test_the_installed_sglang_has_all_that_we_use() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([str(PYTHON), str(script)], capture_output=True, text=True, env=environment, check=False)
     problems = [line for line in done.stdout.splitlines() if line.startswith("sglang ")]
-    assert not problems, "docs/sglang.md, Seams, says which file uses what:\n" + "\n".join(problems)
+    assert not problems, "docs/explanation/sglang.md, Seams, says which file uses what:\n" + "\n".join(problems)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_every_file_that_imports_sglang_is_known() -> None:
     assert {file for file, _, _ in imports()} == IMPORTERS
-    readme = (REPOSITORY / "docs" / "sglang.md").read_text(encoding="utf-8")
+    readme = (REPOSITORY / "docs" / "explanation" / "sglang.md").read_text(encoding="utf-8")
     seams = readme.split("## Seams")[1].split("\n## ")[0]
     using = {file.name for file in ENGINE.rglob("*.py") if "sglang_internals" in file.read_text(encoding="utf-8")} - {
         "__init__.py"

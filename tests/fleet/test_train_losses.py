@@ -171,7 +171,7 @@ def test_a_killed_run_loses_no_prompt_and_trains_on_none_twice(tmp_path: Path) -
 
 @contextmanager
 def by_hand(folder: Path, port: int, key: str) -> Iterator[subprocess.Popen[bytes]]:
-    """An engine as docs/engines.md has a user start it on another machine; its whole group is killed at the end."""
+    """An engine, started by hand as docs/how-to/engines.md says; its whole group is killed at the end."""
     config = {"model": str(REPOSITORY / "examples/quickstart/base"), "host": "127.0.0.1", "port": port, "tp": 1}
     config |= {"memory": str(REPOSITORY / "examples/quickstart/memory"), "device": "cpu", "dtype": "float32"}
     file = folder / "engine.json"

@@ -1,4 +1,4 @@
-"""Each of a run's processes imports what it needs and no more: docs/decisions/0002 has the reasons.
+"""Each of a run's processes imports what it needs and no more: decision 0002 has the reasons.
 
 Imports are followed through the package's files as they are written, at module level, because not every process can be
 started here: SGLang's run in a Python of their own.

@@ -19,7 +19,7 @@ from megasharp.common.errors import UserError
 
 REPOSITORY = Path(__file__).parents[2]
 README = REPOSITORY / "README.md"
-METHODS_PAGE = REPOSITORY / "docs" / "methods.md"
+METHODS_PAGE = REPOSITORY / "docs" / "reference" / "methods.md"
 ARCHITECTURE = REPOSITORY / "megasharp" / "README.md"
 ROOMS = ("", "configs/**/", "docs/**/", "examples/**/", "megasharp/**/", "slurm/**/", "tests/**/", "tools/**/")
 PAGES = sorted({page for room in ROOMS for page in REPOSITORY.glob(f"{room}*.md")})

@@ -13,7 +13,7 @@ from megasharp.config.run_config import RunConfig
 from megasharp.config.synonyms import NAMES, rows
 
 KEYS = {key for key, _ in described_keys(RunConfig)}
-PAGE = Path(__file__).parents[3] / "docs" / "coming-from.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "come-from-another-trainer.md"
 RUN = {"name": "r", "steps": 1, "model": {"path": "m"}, "data": {"task": "countdown", "path": "p"}}
 
 
@@ -72,4 +72,4 @@ def table(name: str) -> str:
 
 @each_case("name", [name for name in NAMES if name != "general"])
 def test_the_manual_shows_each_table(name: str) -> None:
-    assert table(name) in PAGE.read_text(encoding="utf-8"), f"docs/coming-from.md: put in\n{table(name)}"
+    assert table(name) in PAGE.read_text(encoding="utf-8"), f"{PAGE}: put in\n{table(name)}"

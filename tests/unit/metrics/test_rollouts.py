@@ -90,7 +90,7 @@ def test_every_span_names_both_networks_versions(tmp_path, make_response, make_g
 
 
 def test_the_manual_names_every_column():
-    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
     rows = page.split("## Every response")[1]
     assert [name for name in (*SCHEMA.names, *TOKENS_SCHEMA.names) if f"`{name}`" not in rows] == []
 

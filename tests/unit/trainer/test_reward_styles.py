@@ -58,7 +58,7 @@ def test_each_example_is_a_reward(name: str, style: str, rewards: list[float]) -
 
 def test_the_page_shows_what_the_examples_say() -> None:
     """Its functions are passages of the files, less their docstrings, and it names each file."""
-    page = (EXAMPLES.parents[1] / "docs" / "rewards.md").read_text()
+    page = (EXAMPLES.parents[1] / "docs" / "how-to" / "rewards.md").read_text()
     files = [*EXAMPLES.glob("*.*")]
     texts = ["\n".join(line for line in file.read_text().splitlines() if '"""' not in line) for file in files]
     blocks = [textwrap.dedent(each) for each in re.findall(r"(?:^    .*\n)+", page, re.MULTILINE)]

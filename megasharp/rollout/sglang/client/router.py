@@ -13,7 +13,7 @@ Time limits are kept by the engines (`engine/requests.py`), which alone know whe
 there without a token is sent again, as one whose engine failed is.
 
 Not SGLang's own router: it forwards only the request's fields that it knows, and `custom_params` is not among them, so
-a request for mu would be sampled without it, unnoticed. `docs/sglang.md` has what was tried.
+a request for mu would be sampled without it, unnoticed. `docs/explanation/sglang.md` has what was tried.
 """
 
 from __future__ import annotations
