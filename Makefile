@@ -13,7 +13,7 @@ FLEET := .venv-fleet
 FLEET_PIP := $(FLEET)/bin/python -m pip --disable-pip-version-check
 FLEET_SET := megasharp/rollout/sglang/engine/constraints.txt
 
-.PHONY: quickstart fleet test test-unit test-long test-due test-resume bench clean
+.PHONY: quickstart fleet test test-unit test-long test-due test-resume docs docs-serve bench clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -24,6 +24,10 @@ $(VENV)/.base: pyproject.toml constraints.txt
 
 $(VENV)/.test: $(VENV)/.base
 	$(PIP) install -q --no-build-isolation -c constraints.txt -e '.[test,dev]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.base
+	$(PIP) install -q --no-build-isolation -c constraints.txt -e '.[docs]'
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.base
@@ -75,9 +79,17 @@ test-due: $(VENV)/.test
 test-resume: $(VENV)/.test
 	$(BIN)/python -m pytest -s tests/e2e/test_resume.py tests/long/test_resume.py tests/multirank/learner/test_state.py
 
+# The documentation site, in site/. A broken link, a broken anchor or a page outside the navigation fails it.
+docs docs-serve: export NO_MKDOCS_2_WARNING = 1
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict
+
+docs-serve: $(VENV)/.docs
+	$(BIN)/mkdocs serve
+
 bench: $(VENV)/.bench
 	$(BIN)/python tools/bench_cpu.py
 	$(BIN)/python tools/bench_scaling.py
 
 clean:
-	rm -rf $(VENV) $(FLEET) .reports build dist *.egg-info
+	rm -rf $(VENV) $(FLEET) .reports build dist site *.egg-info

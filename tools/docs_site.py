@@ -1,0 +1,122 @@
+"""mkdocs hook: pages from outside docs/, and links that work on the site as they do in the repository.
+
+Pages link to each other, and to any other file of the repository, by relative paths. `RepositoryLinks` points each link
+to the page that the file has on the site, else to the file in the repository on the web.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+from xml.etree.ElementTree import Element
+
+from markdown import Markdown
+from markdown.extensions import Extension
+from markdown.treeprocessors import Treeprocessor
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+log = logging.getLogger("mkdocs.hooks.docs_site")
+
+
+class RepositoryLinks(Extension):
+    """Resolve links relative to a page's file in the repository, before mkdocs checks those between pages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pages: dict[str, str] = {}  # file of the repository -> page
+        self.sources: dict[str, str] = {}  # page -> file of the repository
+        self.page = ""
+        self.repo_url = ""
+        self.files = Files([])
+        self.site = MkDocsConfig()
+
+    def extendMarkdown(self, md: Markdown) -> None:
+        md.treeprocessors.register(_Resolve(md, self), "repository_links", 1)  # mkdocs' own has priority 0
+
+    def resolve(self, link: str) -> str:
+        """Return `link` as it has to stand in the page that is being rendered; an image is copied to the site."""
+        scheme, host, path, _, anchor = urlsplit(link)
+        if scheme or host or not path or path.startswith("/"):
+            return link
+        source = self.sources.get(self.page, f"docs/{self.page}")
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), unquote(path)))
+        file = ROOT / target
+        if not file.exists():
+            log.warning("%s links to %s, which does not exist", source, link)
+            return link
+        return self._to_site(target, anchor) or self._to_web(target, anchor)
+
+    def _to_site(self, target: str, anchor: str) -> str:
+        """Return a link to the page or file of the site that `target` is, or nothing."""
+        page = self.pages.get(target) or target.removeprefix("docs/")
+        if self.files.get_file_from_path(page) is None:
+            if not target.endswith((".png", ".svg")):
+                return ""
+            self.files.append(File.generated(self.site, page, abs_src_path=str(ROOT / target)))
+        relative = posixpath.relpath(page, posixpath.dirname(self.page) or ".")
+        return f"{relative}#{anchor}" if anchor else relative
+
+    def _to_web(self, target: str, anchor: str) -> str:
+        kind = "tree" if (ROOT / target).is_dir() else "blob"
+        return f"{self.repo_url.rstrip('/')}/{kind}/main/{target}{'#' if anchor else ''}{anchor}"
+
+
+class _Resolve(Treeprocessor):
+    def __init__(self, md: Markdown, links: RepositoryLinks) -> None:
+        super().__init__(md)
+        self.links = links
+
+    def run(self, root: Element) -> None:
+        for element in root.iter():
+            key = {"a": "href", "img": "src"}.get(element.tag)
+            if key and (link := element.get(key)):
+                element.set(key, self.links.resolve(link))
+
+
+LINKS = RepositoryLinks()
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Register the links, and write folders of `nav` out."""
+    LINKS.pages = dict(config.extra["repository_pages"])
+    LINKS.sources = {page: source for source, page in LINKS.pages.items()}
+    LINKS.repo_url = config.repo_url or ""
+    LINKS.site = config
+    config.markdown_extensions = [*config.markdown_extensions, LINKS]  # type: ignore[list-item]
+    config.nav = _expanded(config.nav or [], Path(config.docs_dir))
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the files of the repository that are pages as well."""
+    LINKS.files = files
+    for source, uri in LINKS.pages.items():
+        page = File.generated(config, uri, abs_src_path=str(ROOT / source))
+        page.edit_uri = f"../{source}"
+        files.append(page)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Note the page whose links are resolved next."""
+    LINKS.page = page.file.src_uri
+    return markdown
+
+
+def _expanded(nav: list[object], docs: Path) -> list[object]:
+    """Return `nav` with the pages of a folder in place of `folder/*`, without those that it names before."""
+    expanded: list[object] = []
+    for entry in nav:
+        if isinstance(entry, dict):
+            expanded.append({title: _expanded(at, docs) if isinstance(at, list) else at for title, at in entry.items()})
+        elif isinstance(entry, str) and entry.endswith("/*"):
+            found = sorted(path.relative_to(docs).as_posix() for path in docs.glob(f"{entry}.md"))
+            expanded += [page for page in found if page not in expanded]
+        else:
+            expanded.append(entry)
+    return expanded
