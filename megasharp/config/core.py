@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import ValidationError
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.section import Section
-from megasharp.config.synonyms import other_name
+from megasharp.config.mistakes import in_one_line
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # Parent of `configs` and the quickstart: a folder of the package in a wheel (setup.py), else the repository.
@@ -151,91 +149,7 @@ def validate(schema: type[SectionT], tree: Tree, where: str) -> SectionT:
     try:
         return schema.model_validate(tree)
     except ValidationError as error:
-        mistakes = error.errors()
-        paths = [_path(tree, mistake) for mistake in mistakes]
-        # The first mistake, or the one deepest inside the same value: that alternative of a union came closest. Of
-        # several there an unknown key, because its message says which keys there are.
-        below = [number for number, place in enumerate(paths) if place[: len(paths[0])] == paths[0]]
-        first = mistakes[max(below, key=lambda n: (len(paths[n]), mistakes[n]["type"] == "extra_forbidden"))]
-        path = _path(tree, first)
-        key = ".".join(str(part) for part in path)
-        # A place that leads to another mistake is the same mistake, seen from further up.
-        ends = {path for path in paths if not any(len(p) > len(path) and p[: len(path)] == path for p in paths)}
-        others = len(ends) - 1
-        more = f" (and {others} more)" if others > 0 else ""
-        reason = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "extra_forbidden":
-            keys = [known for known, _ in described_keys(schema)]
-            reason = f"unknown key{other_name(key, first['input'], keys) or _nearest(schema, first['loc'])}"
-        elif first["type"] == "missing":
-            reason = "this key is required"
-        else:
-            here = {mistake["type"] for other, mistake in zip(paths, mistakes, strict=True) if other == path}
-            if here & {"bool_parsing", "bool_type"} and first["type"] == "literal_error":
-                reason += ", true or false"
-            # Of a whole table the message says what is wrong in it.
-            shown = "input" in first and key and not isinstance(first["input"], dict)
-            reason = f"{reason} (found {first['input']!r})" if shown else reason
-        raise UserError(f"{where}: {key + ': ' if key else ''}{one_line(ValueError(reason))}{more}") from None
-
-
-_Path = tuple[int | str, ...]
-
-
-def _path(tree: Tree, error: ErrorDetails) -> _Path:
-    """Return the place of a mistake in the user's tree, without the alternatives of unions that pydantic names too."""
-    node: Any = tree
-    path: list[int | str] = []
-    for number, part in enumerate(error["loc"], start=1):
-        inside = isinstance(node, dict) and part in node
-        listed = isinstance(node, list) and isinstance(part, int)
-        if inside or listed:
-            node = node[part]
-        elif not (error["type"] == "missing" and number == len(error["loc"])):
-            continue
-        path.append(part)
-    return tuple(path)
-
-
-def _nearest(schema: type[BaseModel], location: _Path) -> str:
-    """Return a hint with the keys that exist at the place of an unknown key."""
-    tables: list[type[BaseModel]] = [schema]
-    named = False
-    for part in location[:-1]:
-        if named:
-            # A table's name in a table of tables.
-            named = False
-            continue
-        fields = [table.model_fields[part] for table in tables if part in table.model_fields]
-        named = any(get_origin(field.annotation) is dict for field in fields)
-        # Where the part is no key, it is a place in a list, or a table among alternatives, by its name.
-        tables = (
-            [table for field in fields for table in tables_in(field.annotation)]
-            if fields
-            else [table for table in tables if isinstance(part, int) or table.__name__ == part]
-        )
-    if len(tables) != 1:
-        return ""
-    known = list(tables[0].model_fields)
-    if not known:
-        return "; this table has no keys"
-    close = get_close_matches(str(location[-1]), known, 1)
-    return f"{f', nearest is {close[0]}' if close else ''}; known keys here: {', '.join(known)}"
-
-
-def tables_in(annotation: Any) -> list[type[BaseModel]]:
-    """Return the tables among a field's alternatives, also those in a list or a table of them."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [table for one in get_args(annotation) for table in tables_in(one)]
-
-
-def described_keys(table: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, tuple[type[BaseModel], str]]]:
-    """Yield every key of `table` and of the tables below it, by dotted path, with its table and its name there."""
-    for name, field in table.model_fields.items():
-        yield f"{prefix}{name}", (table, name)
-        for inner in tables_in(field.annotation):
-            yield from described_keys(inner, f"{prefix}{name}.")
+        raise UserError(f"{where}: {in_one_line(error, schema, tree)}") from None
 
 
 def dump_yaml(section: Section) -> str:

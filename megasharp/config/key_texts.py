@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from difflib import get_close_matches
 from inspect import isclass
 from textwrap import fill
@@ -13,23 +13,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from megasharp.common.errors import UserError
-from megasharp.config.core import described_keys, tables_in
 from megasharp.config.run_config import RunConfig
+from megasharp.config.schema_keys import alternatives, described_keys, in_words, tables_in
 from megasharp.config.synonyms import other_name
 
 HEAD = "# Every key of a run file with its default; `megasharp config KEY` says what one does."
 WIDTH = 80
-# A key's type as JSON schema writes it.
-_Schema = Mapping[str, Any]
-_BOUNDS = {
-    "minimum": ">= {}",
-    "exclusiveMinimum": "> {}",
-    "maximum": "<= {}",
-    "exclusiveMaximum": "< {}",
-    "minItems": "of length >= {}",
-    "maxItems": "of length <= {}",
-    "pattern": "matching {}",
-}
 
 
 def config_text(key: str = "", *, json_schema: bool = False) -> str:
@@ -53,7 +42,8 @@ def describe_key(key: str) -> str:
         raise UserError(f"config: no key is called {key!r}{nearest or '; `megasharp config` prints all'}")
     table, name = keys[key]
     field = table.model_fields[name]
-    facts = [f"  type     {_type(table.model_json_schema()['properties'][name])}"]
+    schema = table.model_json_schema()
+    facts = [f"  type     {in_words(alternatives(schema, [name]), schema)}"]
     if field.is_required():
         facts.append("  default  none, the key is required")
     elif not _is_table(field):
@@ -107,19 +97,3 @@ def _value(default: object) -> str:
     if isinstance(default, list):
         return f"[{', '.join(map(_value, default))}]"
     return default if isinstance(default, str) else json.dumps(default)
-
-
-def _type(schema: _Schema) -> str:
-    """Return a type in words."""
-    if "anyOf" in schema:
-        return " | ".join(map(_type, schema["anyOf"]))
-    if "enum" in schema or "const" in schema:
-        return " | ".join(map(_value, schema.get("enum", [schema.get("const")])))
-    if "$ref" in schema:
-        return "table"
-    what = str(schema.get("type", "any value")).replace("object", "table").replace("array", "list")
-    inner = schema.get("items") or schema.get("additionalProperties")
-    if isinstance(inner, dict):
-        what += f" of {_type(inner)}" if " | " not in _type(inner) else f" of ({_type(inner)})"
-    bounds = [text.format(schema[bound]) for bound, text in _BOUNDS.items() if bound in schema]
-    return " ".join((what, " and ".join(bounds))).rstrip()

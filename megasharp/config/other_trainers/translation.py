@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from megasharp.common.errors import UserError
-from megasharp.config.core import Tree, described_keys, dump_tree, merge, nested, validate
+from megasharp.config.core import Tree, dump_tree, merge, nested, validate
 from megasharp.config.other_trainers.configurations import Written
 from megasharp.config.run_config import RunConfig
+from megasharp.config.schema_keys import described_keys
 from megasharp.config.synonyms import Row, read_table, rows
 
 # Required keys that a configuration may lack, with placeholders for the check of the other keys; never printed.

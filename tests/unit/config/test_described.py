@@ -13,9 +13,10 @@ from megasharp.algos import METHODS
 from megasharp.cli.main import app
 from megasharp.common.errors import UserError
 from megasharp.common.section import Section
-from megasharp.config.core import described_keys, parse_yaml, validate
+from megasharp.config.core import parse_yaml, validate
 from megasharp.config.key_texts import config_text, editor_schema
 from megasharp.config.run_config import RunConfig
+from megasharp.config.schema_keys import described_keys
 from megasharp.evals.groups import SuiteGroup
 from megasharp.evals.suites import SuiteFile
 from megasharp.reporting.sweeps.grid import SweepConfig
@@ -63,15 +64,21 @@ def test_the_tree_reads_back_as_the_defaults() -> None:
     ("key", "lines"),
     [
         ("policy.tp", ("  type     integer >= 1", "  default  1", "Number of ranks that share each layer")),
-        ("policy.transformer_engine", ("  type     auto | boolean", "  default  auto")),
-        ("policy.lora", ("  type     table | null", "  default  null", "rank:  # required")),
-        ("policy.optimizer", ("  type     table\n\n", "lr: 1e-06")),
-        ("recipe.dlc.mu", ("  type     number >= 0.0 | table", "  default  0.2")),
+        ("policy.transformer_engine", ("  type     auto, true or false", "  default  auto")),
+        ("policy.lora", ("  type     table (rank, alpha, targets) or null", "  default  null", "rank:  # required")),
+        (
+            "policy.optimizer",
+            ("  type     table (lr, betas, eps, weight_decay, clip_grad, warmup_steps, ...)\n\n", "lr: 1e-06"),
+        ),
+        ("recipe.dlc.mu", ("  type     number >= 0 or table (start, end, steps, shape)", "  default  0.2")),
         ("recipe.dr_grpo", ("dr_grpo has no options: advantages are",)),
-        ("data.stages.until", ("  type     integer >= 1 | null",)),
-        ("log.rollouts", ("  type     table | null\n\n", "keep_last: 1000")),
+        ("data.stages.until", ("  type     integer >= 1 or null",)),
+        (
+            "log.rollouts",
+            ("  type     table (keep_last, every, tokens, tokens_keep_last) or null\n\n", "keep_last: 1000"),
+        ),
         ("steps", ("  default  none, the key is required",)),
-        ("eval.k", ("  type     list of integer", "  default  [1, 4, 16, 64]")),
+        ("eval.k", ("  type     list of integers", "  default  [1, 4, 16, 64]")),
     ],
 )
 def test_one_key_is_told_with_type_default_and_text(key: str, lines: tuple[str, ...]) -> None:

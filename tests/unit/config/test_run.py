@@ -25,10 +25,10 @@ data: {task: countdown, path: train.jsonl}
 
 ADAPTERS = [
     ("policy.lora={}", "policy.lora.rank: this key is required"),
-    ("policy.lora.rank=0", "policy.lora.rank: .*greater than or equal to 1"),
-    ("policy.lora={rank: 4, alpha: 0.0}", "policy.lora.alpha: .*greater than 0"),
-    ("policy.lora={rank: 4, targets: [head]}", "policy.lora.targets.0: .*'qkv', 'proj', 'fc1' or 'fc2'"),
-    ("policy.lora={rank: 4, targets: []}", "policy.lora.targets: .*at least 1"),
+    ("policy.lora.rank=0", "policy.lora.rank: expected integer >= 1, found 0"),
+    ("policy.lora={rank: 4, alpha: 0.0}", "policy.lora.alpha: expected number > 0, found 0.0"),
+    ("policy.lora={rank: 4, targets: [head]}", 'policy.lora.targets.0: expected qkv, proj, fc1 or fc2, found "head"'),
+    ("policy.lora={rank: 4, targets: []}", "policy.lora.targets: expected non-empty list of"),
     ("policy.lora={rank: 4, targets: [qkv, fc1, qkv]}", "policy.lora: targets: qkv, fc1, qkv names one twice"),
     (
         "policy.lora={rank: 4, dropout: 0.1}",
@@ -75,13 +75,13 @@ def test_something_is_shipped() -> None:
             "recipe.grpo.epsilonn=1",
             "recipe.grpo.epsilonn: unknown key, nearest is epsilon; known keys here: std, epsilon",
         ),
-        ("name=../outside", "name: String should match pattern"),
-        ("steps=0", "steps: .*greater than or equal to 1"),
-        ("model.dtype=float16", "model.dtype: .*'float32' or 'bfloat16'"),
-        ("rollout.temperature=0.0", "rollout.temperature: .*greater than 0"),
+        ("name=../outside", "name: expected string of letters, digits and"),
+        ("steps=0", "steps: expected integer >= 1, found 0"),
+        ("model.dtype=float16", "model.dtype: expected auto, float32 or bfloat16, found"),
+        ("rollout.temperature=0.0", "rollout.temperature: expected number > 0, found 0.0"),
         ("eval.n=8", "eval: n=8 samples cannot give pass@64; raise eval.n or lower eval.k"),
         ("eval.k=[0]", "eval: k: give at least one value, all >= 1"),
-        ("policy.optimizer.betas=[0.9]", "policy.optimizer.betas: .*at least 2"),
+        ("policy.optimizer.betas=[0.9]", "policy.optimizer.betas: expected list of 2 numbers"),
     ],
 )
 def test_bad_values_are_one_line(run_file: Path, override: str, message: str) -> None:
@@ -145,5 +145,5 @@ def test_what_files_said_of_tables_of_responses_before_they_had_retention_means_
 def test_a_key_and_its_older_name_are_refused_together(run_file: Path) -> None:
     with pytest.raises(UserError, match=r"log: rollout_tokens is the older name of rollouts\.tokens"):
         load_run(run_file, ["log={rollout_tokens: 5, rollouts: {tokens: 7}}"])
-    with pytest.raises(UserError, match=r"log: .*valid integer \(found 'many'\)"):
+    with pytest.raises(UserError, match=r'log: expected integer >= 0, found "many"'):
         load_run(run_file, ["log.rollout_tokens=many"])

@@ -8,8 +8,9 @@ import pytest
 from cases import each_case
 
 from megasharp.common.errors import UserError
-from megasharp.config.core import apply_overrides, described_keys, validate
+from megasharp.config.core import apply_overrides, validate
 from megasharp.config.run_config import RunConfig
+from megasharp.config.schema_keys import described_keys
 from megasharp.config.synonyms import NAMES, rows
 
 KEYS = {key for key, _ in described_keys(RunConfig)}

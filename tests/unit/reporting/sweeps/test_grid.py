@@ -76,8 +76,8 @@ def test_dotted_keys_are_tables() -> None:
     [
         ("name: a\nrun: none.yaml\n", "no file 'none.yaml'"),
         ("name: a\nrun: run.yaml\nseeds: [1, 1]\n", "seeds: [1, 1] names a seed twice"),
-        ("name: a\nrun: run.yaml\naxes: {x: []}\n", "axes.x: List should have at least 1 item"),
-        ("name: a\nrun: run.yaml\ncases: {b: {axes: {x: []}}}\n", "cases.b.axes.x: List should have at least 1 item"),
+        ("name: a\nrun: run.yaml\naxes: {x: []}\n", "axes.x: expected non-empty list"),
+        ("name: a\nrun: run.yaml\ncases: {b: {axes: {x: []}}}\n", "cases.b.axes.x: expected non-empty list"),
         ("name: a\nrun: run.yaml\naxes: {seed: [1, 2]}\n", "seed: each run has its own; write seeds"),
         ("name: a\nrun: run.yaml\ncases: {b: {set: {name: c}}}\n", "name: each run has its own"),
         ("name: a\nrun: run.yaml\ncases:\n  b: {}\n  b: {set: {x: 1}}\n", "'b' is written twice"),

@@ -55,7 +55,7 @@ def test_a_suite_of_a_set_with_a_limit_a_seed_and_another_prompt(tmp_path: Path)
         ("limit: 3\n", "give path, with rows of your own"),
         ("set: math500\nprompt: plan\n", "prompt: no template 'plan'; did you mean plain"),
         ("set: math501\npath: some.yaml\n", "no data set 'math501'; did you mean math500"),
-        ("set: math500\nlimit: 0\n", "limit: .*greater than or equal to 1"),
+        ("set: math500\nlimit: 0\n", "limit: expected integer >= 1"),
     ],
 )
 def test_a_wrong_suite_of_a_set_is_one_line(text: str, message: str, tmp_path: Path) -> None:
