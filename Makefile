@@ -1,5 +1,5 @@
-# The README's commands. TORCH_INDEX_URL picks where torch comes from: on a Linux machine without a GPU,
-# PyTorch's public CPU index saves gigabytes of CUDA libraries.
+# What people and continuous integration type; `make help` lists it. TORCH_INDEX_URL picks where torch comes from: on a
+# Linux machine without a GPU, PyTorch's public CPU index saves gigabytes of CUDA libraries.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,7 +13,14 @@ FLEET := .venv-fleet
 FLEET_PIP := $(FLEET)/bin/python -m pip --disable-pip-version-check
 FLEET_SET := megasharp/rollout/sglang/engine/constraints.txt
 
-.PHONY: quickstart fleet test test-unit test-long test-due test-resume docs docs-serve bench clean
+.DEFAULT_GOAL := help
+.PHONY: help quickstart install fleet lint format test test-unit test-long test-due test-resume docs docs-serve wheel bench clean
+
+# A target with two hashes is listed.
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "  TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu takes torch without CUDA; PYTHON=python3.12 picks a Python"
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -44,10 +51,26 @@ $(FLEET)/.built: pyproject.toml $(FLEET_SET)
 	$(FLEET_PIP) install -q --no-deps --no-build-isolation -e .
 	touch $@
 
-fleet: $(VENV)/.base $(FLEET)/.built
-
-quickstart: $(VENV)/.base
+quickstart: $(VENV)/.base ## install into .venv and train the quickstart's model (4.5 minutes on two cores)
 	$(BIN)/megasharp train examples/quickstart/run.yaml
+
+install: $(VENV)/.test ## install into .venv with all that development needs
+
+fleet: $(VENV)/.base $(FLEET)/.built ## build .venv-fleet: SGLang's engines on a CPU machine
+
+lint: $(VENV)/.test ## check style, types, and the files that GitHub reads
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.citation-file-format CITATION.cff
+
+format: $(VENV)/.test ## format the code, and fix what ruff can fix
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 # Tests are many small computations and ranks that share the cores: more threads only get into each other's way. Three
 # files at a time, because a third of the time a test waits for processes; in the order of their names, so that the many
@@ -57,39 +80,42 @@ test test-unit test-resume: export OMP_NUM_THREADS = 1
 # Bytecode is written once, not compiled again by each of a suite's hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-test: $(VENV)/.test
-	$(BIN)/ruff check megasharp tools tests
-	$(BIN)/ruff format --check megasharp tools tests
-	$(BIN)/mypy
+test: $(VENV)/.test ## run the test suite (minutes; no root, no GPU, no network)
 	$(BIN)/python -m pytest $(THREE) tests -m "not long" -rs --junitxml=.reports/test.xml
 
-test-unit: $(VENV)/.test
+test-unit: $(VENV)/.test ## run the unit tests alone
 	$(BIN)/python -m pytest $(THREE) tests/unit -m "not long"
 
 # The slices of .ci/slices: all, or SLICE="fleet slurm". Some need root and what .ci/packages installs, some `make fleet`,
 # which they call.
-test-long: $(VENV)/.test
+test-long: $(VENV)/.test ## run the long tier: all slices, or SLICE="fleet slurm"
 	$(BIN)/python tools/long_tier.py $(SLICE)
 
 # The slices that the last day's changes owe, as many as fit in 20 minutes.
-test-due: $(VENV)/.test
+test-due: $(VENV)/.test ## run the slices that the last day's changes owe (20 minutes)
 	$(BIN)/python tools/long_tier.py --due
 
 # Exact resume, printed: what is equal after a stop at every layout, and how far a change of layout moves the next step.
-test-resume: $(VENV)/.test
+test-resume: $(VENV)/.test ## print what is equal after a stop and a resume
 	$(BIN)/python -m pytest -s tests/e2e/test_resume.py tests/long/test_resume.py tests/multirank/learner/test_state.py
 
 # The documentation site, in site/. A broken link, a broken anchor or a page outside the navigation fails it.
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1
-docs: $(VENV)/.docs
+docs: $(VENV)/.docs ## build the documentation into site/, strictly
 	$(BIN)/mkdocs build --strict
 
-docs-serve: $(VENV)/.docs
+docs-serve: $(VENV)/.docs ## serve the documentation while you write
 	$(BIN)/mkdocs serve
 
-bench: $(VENV)/.bench
+# From an sdist, so that what a build left in the repository reaches no wheel.
+wheel: $(VENV)/.test ## build sdist and wheel into dist/, install the wheel alone and use it
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python tools/check_wheel.py dist/*.whl
+
+bench: $(VENV)/.bench ## measure a step, beside TRL's, and its scaling
 	$(BIN)/python tools/bench_cpu.py
 	$(BIN)/python tools/bench_scaling.py
 
-clean:
+clean: ## remove environments, reports and builds; runs stay
 	rm -rf $(VENV) $(FLEET) .reports build dist site *.egg-info

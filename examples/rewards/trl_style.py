@@ -6,5 +6,5 @@ def correct(completions, answer, level, **kwargs):
     texts = [each if isinstance(each, str) else each[0]["content"] for each in completions]
     return [
         None if row_level is None else float(text.split()[-1:] == [str(known)])
-        for text, known, row_level in zip(texts, answer, level)
+        for text, known, row_level in zip(texts, answer, level, strict=True)
     ]
