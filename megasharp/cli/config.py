@@ -7,16 +7,36 @@ from typing import Annotated
 
 import typer
 
+TRANSLATE = "Translate another trainer's configuration"
+
 
 def config_keys(
-    key: Annotated[str, typer.Argument(help="A key, as policy.tp; without one, all with their defaults.")] = "",
-    json_schema: Annotated[bool, typer.Option(help="Print a JSON schema of run files, for editors.")] = False,
-    from_verl: Annotated[Path | None, typer.Option(help="Translate verl's YAML, or a script's overrides.")] = None,
-    from_trl: Annotated[Path | None, typer.Option(help="Translate TRL's YAML or JSON, flags, GRPOConfig(...).")] = None,
-    rows: Annotated[int | None, typer.Option(min=1, help="Rows of training: makes steps of epochs.")] = None,
-    gpus: Annotated[int, typer.Option(min=1, help="With --from-trl: processes, which its file does not have.")] = 1,
+    key: Annotated[str, typer.Argument(help="Key, such as policy.tp. Without one, all keys with defaults.")] = "",
+    json_schema: Annotated[
+        bool, typer.Option(help="Print a JSON schema of run files, for editors.", show_default=False)
+    ] = False,
+    from_verl: Annotated[
+        Path | None,
+        typer.Option(help="verl's YAML file, or a script with its overrides.", rich_help_panel=TRANSLATE),
+    ] = None,
+    from_trl: Annotated[
+        Path | None,
+        typer.Option(
+            help="TRL's YAML or JSON file, flags, or a script with GRPOConfig(...).", rich_help_panel=TRANSLATE
+        ),
+    ] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of training rows, from which epochs become steps.", rich_help_panel=TRANSLATE),
+    ] = None,
+    gpus: Annotated[
+        int,
+        typer.Option(
+            min=1, help="With --from-trl: number of processes, which TRL's file lacks.", rich_help_panel=TRANSLATE
+        ),
+    ] = 1,
 ) -> None:
-    """Print the keys of a run file with their defaults, or what one key does; or another trainer's file as ours."""
+    """Explain the keys of a run file, or translate another trainer's configuration into one."""
     if from_verl is not None:
         from megasharp.config.other_trainers.from_verl import translated as of_verl
 

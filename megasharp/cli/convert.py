@@ -10,18 +10,19 @@ import typer
 from megasharp.common.exit_codes import collect_as_usual
 
 DTYPES = "float32, bfloat16 or float16"
+Target = Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet.")]
 convert = typer.Typer(no_args_is_help=True, help="Convert checkpoints between Hugging Face and Megatron.")
 
 
-@convert.command()
+@convert.command("hf-to-megatron")
 def hf_to_megatron(
-    source: Path,
-    target: Path,
-    tp: Annotated[int, typer.Option(help="Cut tensors where this many tensor-parallel ranks would.")] = 1,
-    pp: Annotated[int, typer.Option(help="Give each of this many pipeline stages files of its own.")] = 1,
-    dtype: Annotated[str | None, typer.Option(help=f"Round the weights: {DTYPES}.")] = None,
+    source: Annotated[Path, typer.Argument(help="Hugging Face folder, or OWNER/NAME or OWNER/NAME@REVISION.")],
+    target: Target,
+    tp: Annotated[int, typer.Option(help="Number of tensor-parallel ranks to cut tensors for.")] = 1,
+    pp: Annotated[int, typer.Option(help="Number of pipeline stages, each with files of its own.")] = 1,
+    dtype: Annotated[str | None, typer.Option(help=f"Round the weights to {DTYPES}.")] = None,
 ) -> None:
-    """Hugging Face SOURCE, a folder or OWNER/NAME[@REVISION], to a Megatron checkpoint folder TARGET for any TP x PP.
+    """Convert a Hugging Face model to a Megatron checkpoint folder, which loads at any TP x PP.
 
     --tp and --pp are hints: a load at that layout reads only what it needs.
     """
@@ -33,9 +34,12 @@ def hf_to_megatron(
     typer.echo(f"wrote {target}")
 
 
-@convert.command()
-def megatron_to_peft(source: Path, target: Path) -> None:
-    """The adapters in a run's checkpoint SOURCE (policy.lora) to a PEFT folder TARGET; megatron-to-hf merges them."""
+@convert.command("megatron-to-peft")
+def megatron_to_peft(
+    source: Annotated[Path, typer.Argument(help="Checkpoint of a run with policy.lora.")],
+    target: Target,
+) -> None:
+    """Export a checkpoint's LoRA adapters as a PEFT folder; megatron-to-hf merges them into the model instead."""
     from megasharp.learner.conversion import megatron_to_peft as run
 
     collect_as_usual()
@@ -43,13 +47,13 @@ def megatron_to_peft(source: Path, target: Path) -> None:
     typer.echo(f"wrote {target}")
 
 
-@convert.command()
+@convert.command("megatron-to-hf")
 def megatron_to_hf(
-    source: Path,
-    target: Path,
-    dtype: Annotated[str | None, typer.Option(help=f"Round the weights: {DTYPES}; else as stored.")] = None,
+    source: Annotated[Path, typer.Argument(help="Megatron checkpoint folder, or a run's checkpoint.")],
+    target: Target,
+    dtype: Annotated[str | None, typer.Option(help=f"Round the weights to {DTYPES}. Without it: as stored.")] = None,
 ) -> None:
-    """Megatron checkpoint folder (or a run's checkpoint) SOURCE to a Hugging Face folder TARGET."""
+    """Convert a Megatron checkpoint folder to a Hugging Face folder."""
     from megasharp.learner.conversion import megatron_to_hf as run
 
     collect_as_usual()
@@ -57,21 +61,22 @@ def megatron_to_hf(
     typer.echo(f"wrote {target}")
 
 
-@convert.command()
+@convert.command("verify")
 def verify(
-    one: Path,
-    other: Path,
+    one: Annotated[Path, typer.Argument(help="Model folder of Hugging Face or Megatron.")],
+    other: Annotated[Path, typer.Argument(help="The folder to compare with it.")],
     tokens: Annotated[int, typer.Option(help="Length of the longest random sequence.")] = 64,
     seed: Annotated[int, typer.Option(help="Seed of the random tokens.")] = 0,
-    dtype: Annotated[str, typer.Option(help=f"What the logits are computed in: {DTYPES}.")] = "float32",
-    logits: Annotated[
-        bool, typer.Option(help="Compare logits too: holds one whole model in memory, in --dtype, then the other.")
-    ] = True,
+    dtype: Annotated[str, typer.Option(help=f"Dtype of the logits: {DTYPES}.")] = "float32",
+    logits: Annotated[bool, typer.Option(help="Compare logits too, with one whole model in memory at a time.")] = True,
 ) -> None:
-    """Compare two folders, of Hugging Face or of Megatron: arguments, tensors, logits.
+    """Compare two model folders: arguments, tensors, logits.
 
-    Exit code 0: the same model, bit for bit. 3: the same after rounding, one's weights are the other's rounded to its
-    dtype, as --dtype of a conversion does. 1: they differ. 2: one cannot be read.
+    Exit code 0: the same model, bit for bit.
+
+    Exit code 3: the same after rounding one's weights to the other's dtype, as --dtype of a conversion does.
+
+    Exit code 1: they differ. Exit code 2: one cannot be read.
     """
     from megasharp.learner.verification import Probe
     from megasharp.learner.verification import verify as run

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from megasharp.tasks.sets.load import Loaded
     from megasharp.tasks.tokenizer import TextTokenizer
 
-data_app = typer.Typer(no_args_is_help=True, help="Look at data sets, and at what training shares with evaluation.")
+data_app = typer.Typer(
+    no_args_is_help=True, help="List and show data sets; find overlap between training and evaluation."
+)
+OWN = "Rows of your own (the keys of data in a run file)"
 # Tests of programs may be megabytes.
 _SHOWN = 400
 # Tokenizing a whole set takes minutes; a median does not need it.
@@ -28,29 +31,37 @@ _MEASURED = 1000
 
 @data_app.command("list")
 def list_command() -> None:
-    """The data sets that runs and suites may name, and the prompt templates."""
+    """List the known data sets and the prompt templates."""
     list_sets(typer.echo)
 
 
 @data_app.command(
-    "show", help="How many problems there are, how long they are, and the first ones as a model reads them."
+    "show", help="Show a data set: number and length of its problems, and the first ones as a model reads them."
 )
 def show(
     source: Annotated[
-        str, typer.Argument(help="A data set's name; rows of your own: a path or a hub's id; or a run's YAML file.")
+        str, typer.Argument(help="Name of a known data set, your own rows (a path or an id on the hub), or a run file.")
     ],
-    path: Annotated[Path | None, typer.Option(help="Rows of the named set: a file or folder, not the hub's.")] = None,
-    prompt: Annotated[str | None, typer.Option(help="Another prompt template.")] = None,
-    limit: Annotated[int, typer.Option(min=0, help="How many problems to print.")] = 3,
-    model: Annotated[str | None, typer.Option(help="A folder or a hub's id: its chat template and tokenizer.")] = None,
-    prompt_key: Annotated[str | None, typer.Option(help="As data.prompt_key, and so on below.")] = None,
-    answer_key: Annotated[str | None, typer.Option(help="The column of the answer.")] = None,
-    task: Annotated[str | None, typer.Option(help="The task whose verifier judges.")] = None,
-    split: Annotated[str | None, typer.Option(help="The split of a folder or of a set on the hub.")] = None,
-    name: Annotated[str | None, typer.Option(help="The configuration of a set on the hub.")] = None,
-    revision: Annotated[str | None, typer.Option(help="The revision of a set on the hub.")] = None,
-    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
-    template: Annotated[str | None, typer.Option(help="Words around a prompt, with {question} in them.")] = None,
+    path: Annotated[
+        Path | None, typer.Option(help="File or folder with the known set's rows. Without it: the hub.")
+    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="Name of another prompt template.")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Number of problems to print.")] = 3,
+    model: Annotated[
+        str | None, typer.Option(help="Folder or id on the hub whose chat template and tokenizer are used.")
+    ] = None,
+    prompt_key: Annotated[str | None, typer.Option(help="Column of the prompt.", rich_help_panel=OWN)] = None,
+    answer_key: Annotated[str | None, typer.Option(help="Column of the answer.", rich_help_panel=OWN)] = None,
+    task: Annotated[str | None, typer.Option(help="Task whose verifier judges.", rich_help_panel=OWN)] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Split of a folder or of a set on the hub.", rich_help_panel=OWN)
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Configuration of a set on the hub.", rich_help_panel=OWN)] = None,
+    revision: Annotated[str | None, typer.Option(help="Revision of a set on the hub.", rich_help_panel=OWN)] = None,
+    system: Annotated[str | None, typer.Option(help="System message before the prompts.", rich_help_panel=OWN)] = None,
+    template: Annotated[
+        str | None, typer.Option(help="Text around a prompt, with {question} in it.", rich_help_panel=OWN)
+    ] = None,
 ) -> None:
     from megasharp.tasks.sets import SETS
     from megasharp.tasks.sets.load import set_named
@@ -76,13 +87,17 @@ def show(
 
 @data_app.command("decontaminate")
 def decontaminate(
-    train: Annotated[str, typer.Argument(help="The name of the data set that is trained on.")],
-    against: Annotated[str, typer.Option(help="Suites that are evaluated, comma-separated.")],
-    path: Annotated[Path | None, typer.Option(help="The set's rows: a file or folder; without it, the hub's.")] = None,
-    n: Annotated[int, typer.Option(min=1, help="Words in a row that make an overlap; 13 as in GPT-3.")] = 13,
-    out: Annotated[Path | None, typer.Option(help="Write the rows without overlap: .jsonl, or a folder.")] = None,
+    train: Annotated[str, typer.Argument(help="Name of the data set that is trained on.")],
+    against: Annotated[str, typer.Option(help="Suites that are evaluated on, comma-separated.")],
+    path: Annotated[Path | None, typer.Option(help="File or folder with the set's rows. Without it: the hub.")] = None,
+    n: Annotated[
+        int, typer.Option(min=1, help="Number of consecutive words that count as overlap; 13 is GPT-3's.")
+    ] = 13,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the rows without overlap here: a .jsonl file, or a folder.")
+    ] = None,
 ) -> None:
-    """Say which training problems overlap with which evaluated ones. Exit code 1: some do, and no --out was given."""
+    """Find training problems that overlap with evaluated ones. Exit code 1: some do, and --out is not given."""
     from megasharp.evals.contamination import decontaminate as run
 
     suites = [name.strip() for name in against.split(",") if name.strip()]

@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    config: Annotated[Path | None, typer.Argument(help="The run's YAML file: what it expects of a node.")] = None,
+    config: Annotated[Path | None, typer.Argument(help="Run file; its needs are checked too.")] = None,
     overrides: Overrides = None,
-    nodes: Annotated[bool, typer.Option(help="Examine every node of this Slurm job, and the links between.")] = False,
+    nodes: Annotated[
+        bool, typer.Option(help="Check every node of this Slurm job, and the links between them.", show_default=False)
+    ] = False,
     runs: RunsFolder = Path("runs"),
 ) -> None:
-    """Look at GPUs, versions, disk, ports and links before a run. Exit code 1: something must be fixed first."""
+    """Check GPUs, versions, disk, ports and links before a run. Exit code 1: something must be fixed first."""
     if nodes:
         raise typer.Exit(examine_all_nodes(config, overrides or [], runs))
     if not examine_node(config, overrides or [], runs, typer.echo):

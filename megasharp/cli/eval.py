@@ -10,41 +10,107 @@ import typer
 from megasharp.common import output
 from megasharp.common.exit_codes import collect_as_usual, note
 
+SAMPLING = "Sampling"
+JUDGING = "Judging responses"
+COMPARE = "Compare two results"
+
 
 def evaluate(
     source: Annotated[
-        Path | None, typer.Argument(help="A run, one of its checkpoints, or a Hugging Face folder.")
+        Path | None, typer.Argument(help="Model to evaluate: a run, one of its checkpoints, or a Hugging Face folder.")
     ] = None,
     suite: Annotated[
-        str | None, typer.Option(help="Suites or groups of them, by name or file; without it the run's eval.suites.")
+        str | None,
+        typer.Option(help="Suites or groups, by name or file, comma-separated. Without it: the run's eval.suites."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the results; {checkpoint} in it stands for the checkpoint's name."),
+    ] = None,
+    n: Annotated[
+        int | None,
+        typer.Option(min=1, help="Samples per problem. Without it: the group's, or 64.", rich_help_panel=SAMPLING),
+    ] = None,
+    k: Annotated[
+        str | None,
+        typer.Option(help="Values of k for pass@k, as 1,4,16 or 1,2,4,...,1024.", rich_help_panel=SAMPLING),
+    ] = None,
+    temperature: Annotated[
+        str | None,
+        typer.Option(
+            help="Temperature, or several, as 0.6,1.0. Without it: the group's, or 1.0.", rich_help_panel=SAMPLING
+        ),
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Nucleus sampling. Without it: the group's, or 1.0.", rich_help_panel=SAMPLING),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Longest response in tokens. Without it: the group's, or the run's.", rich_help_panel=SAMPLING
+        ),
+    ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of a prompt template, or suite for each suite's own as published.", rich_help_panel=SAMPLING
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the samples.", rich_help_panel=SAMPLING)] = 1,
+    engines: Annotated[
+        Path | None,
+        typer.Option(help="Run file whose SGLang engines sample.", rich_help_panel=SAMPLING),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="With --engines: a key of that file to override; repeatable.",
+            rich_help_panel=SAMPLING,
+        ),
     ] = None,
     reward: Annotated[
         list[str] | None,
-        typer.Option(metavar="MODULE:FUNCTION", help="A function judges, as reward.function; several are added up."),
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="Function that judges, as reward.function; the values of several are added up.",
+            rich_help_panel=JUDGING,
+        ),
     ] = None,
-    n: Annotated[int | None, typer.Option(min=1, help="Samples per problem; 64, or the group's.")] = None,
-    k: Annotated[str | None, typer.Option(help="For pass@k: 1,4,16 or 1,2,4,...,1024.")] = None,
-    temperature: Annotated[str | None, typer.Option(help="One or several, as 0.6,1.0; 1.0, or the group's.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling; 1.0, or the group's.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest response; the group's, or the run's.")] = None,
-    prompt: Annotated[str | None, typer.Option(help="A prompt template, or suite: each one's as published.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Folder for the results; {checkpoint} in it: its name.")] = None,
-    engines: Annotated[Path | None, typer.Option(help="A run file: its SGLang engines sample.")] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="With --engines: key=value for it.")] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Processes that judge responses; 0: this one, if the task may.", min=0)
+        int | None,
+        typer.Option(
+            min=0,
+            help="Number of processes that judge responses. 0: judge in this process, if the task allows it.",
+            rich_help_panel=JUDGING,
+        ),
     ] = None,
-    timeout_s: Annotated[float, typer.Option(help="With --workers: seconds for one response.", min=0.01)] = 10.0,
-    sandbox: Annotated[bool, typer.Option(help="Programs run in bubblewrap; else with your rights.")] = True,
+    timeout_s: Annotated[
+        float,
+        typer.Option(min=0.01, help="With --workers: seconds for one response.", rich_help_panel=JUDGING),
+    ] = 10.0,
+    sandbox: Annotated[
+        bool,
+        typer.Option(
+            help="Run programs that the model writes in bubblewrap; else they have your rights.",
+            rich_help_panel=JUDGING,
+        ),
+    ] = True,
     compare: Annotated[
-        tuple[Path, Path] | None, typer.Option(metavar="A.json B.json", help="Compare two results instead.")
+        tuple[Path, Path] | None,
+        typer.Option(
+            metavar="A.json B.json", help="Compare two results instead of evaluating.", rich_help_panel=COMPARE
+        ),
     ] = None,
-    problems: Annotated[bool, typer.Option("--problems", help="With --compare: name the problems.")] = False,
+    problems: Annotated[
+        bool, typer.Option("--problems", help="With --compare: name the problems.", rich_help_panel=COMPARE)
+    ] = False,
 ) -> None:
-    """Evaluate a model: pass@k, maj@k, entropies, with intervals; goes on where it was cut off. Or compare two results.
+    """Evaluate a model on suites: pass@k, maj@k and entropies with intervals. Or compare two results.
 
-    Exit code 75: SIGUSR1 came, what was sampled is kept.
+    An evaluation that was cut off goes on where it stopped. Exit code 75: SIGUSR1 came; what was sampled is kept.
     """
     if compare is not None:
         from megasharp.trainer.evaluation import compare_results

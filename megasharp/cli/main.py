@@ -20,6 +20,7 @@ from megasharp.cli.convert import convert
 from megasharp.cli.data import data_app
 from megasharp.cli.doctor import doctor
 from megasharp.cli.eval import evaluate
+from megasharp.cli.examples import epilog
 from megasharp.cli.methods import methods
 from megasharp.cli.plan import plan
 from megasharp.cli.probe import probe
@@ -33,23 +34,12 @@ from megasharp.cli.train import train
 from megasharp.common.exit_codes import collect_seldom, run_command
 from megasharp.common.terminal import visible
 
-# In the order of `--help`; commands with commands of their own come last there.
-COMMANDS: dict[str, Callable[..., None] | typer.Typer] = {
-    "quickstart": quickstart,
-    "train": train,
-    "plan": plan,
-    "submit": submit,
-    "doctor": doctor,
-    "eval": evaluate,
-    "sweep": sweep,
-    "probe": probe,
-    "report": report,
-    "methods": methods,
-    "config": config_keys,
-    "toy": toy,
-    "convert": convert,
-    "runs": runs_app,
-    "data": data_app,
+# By the panels of `--help`, in its order; within a panel commands with commands of their own come last there.
+COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
+    "Train": {"quickstart": quickstart, "train": train, "sweep": sweep, "submit": submit},
+    "Before a run": {"config": config_keys, "methods": methods, "plan": plan, "doctor": doctor, "data": data_app},
+    "After a run": {"eval": evaluate, "probe": probe, "report": report, "runs": runs_app, "convert": convert},
+    "Studies": {"toy": toy},
 }
 
 
@@ -84,11 +74,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Reinforcement learning with verifiable rewards that keeps a model's answers diverse.",
 )
-for _name, _command in COMMANDS.items():
-    if isinstance(_command, typer.Typer):
-        app.add_typer(_command, name=_name)
-    else:
-        app.command(_name)(_command)
+for _panel, _commands in COMMANDS.items():
+    for _name, _command in _commands.items():
+        if isinstance(_command, typer.Typer):
+            for _info in _command.registered_commands:
+                _info.epilog = epilog(f"{_name} {_info.name}")
+            app.add_typer(_command, name=_name, rich_help_panel=_panel)
+        else:
+            app.command(_name, epilog=epilog(_name), rich_help_panel=_panel)(_command)
 
 
 def _say_version(asked: bool) -> None:

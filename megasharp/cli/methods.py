@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def methods(
-    name: Annotated[str, typer.Argument(help="A method's name; without one, all are listed.")] = "",
+    name: Annotated[str, typer.Argument(help="Name of a method. Without one, all are listed.")] = "",
     markdown: Annotated[bool, typer.Option(help="Print the table of docs/reference/methods.md.")] = False,
 ) -> None:
     """List the methods that a recipe may name, or show one of them."""

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-RunFile = Annotated[Path, typer.Argument(help="The run's YAML file.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="key=value overrides by dotted path.")]
-RunsFolder = Annotated[Path, typer.Option(help="The folder that holds run folders.")]
+RunFile = Annotated[Path, typer.Argument(help="The run file, in YAML.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Keys to override, such as policy.tp=2.")]
+RunsFolder = Annotated[Path, typer.Option(help="Folder that holds the run folders.")]
 # Of `report`, `probe`: several runs. Each is a folder, or a name below `--runs`.
-RunNames = Annotated[list[str], typer.Argument(help="Runs, by folder or name.")]
+RunNames = Annotated[list[str], typer.Argument(help="Runs, by name or folder.")]

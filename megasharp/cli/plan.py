@@ -9,19 +9,46 @@ import typer
 
 from megasharp.cli.options import Overrides
 
+ASSUMED = "What the plan assumes"
+
 
 def plan(
-    config: Annotated[Path, typer.Argument(help="The run's YAML file; it need not be able to start here.")],
+    config: Annotated[Path, typer.Argument(help="The run file; it need not be able to start on this machine.")],
     overrides: Overrides = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Fill so many nodes: sets dp and the engines.")] = None,
-    gpu: Annotated[str | None, typer.Option(help="h200 (default), h100, b200, or a GPU's memory in MiB.")] = None,
-    mfu: Annotated[float | None, typer.Option(min=0.01, max=1.0, help="Model FLOPs utilisation; 0.40.")] = None,
-    response: Annotated[int | None, typer.Option(min=1, help="Mean response in tokens; half of the limit.")] = None,
-    disk: Annotated[float | None, typer.Option(min=0.001, help="GB/s of the shared disk, in all; 10.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The whole plan as JSON.")] = False,
-    suggest: Annotated[bool, typer.Option(help="Search layouts; print the best three with reasons.")] = False,
+    suggest: Annotated[
+        bool, typer.Option(help="Search layouts and print the best three, with reasons.", show_default=False)
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole plan as JSON.")] = False,
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Fill this many nodes: sets policy.dp and the engines.", rich_help_panel=ASSUMED),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="h200 (the default), h100, b200, or a GPU's memory in MiB.", rich_help_panel=ASSUMED),
+    ] = None,
+    mfu: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01, max=1.0, help="Model FLOPs utilisation in training. Without it: 0.40.", rich_help_panel=ASSUMED
+        ),
+    ] = None,
+    response: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Mean length of a response in tokens. Without it: half of the limit.", rich_help_panel=ASSUMED
+        ),
+    ] = None,
+    disk: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            help="Speed of the shared disk in GB/s, for all nodes together. Without it: 10.",
+            rich_help_panel=ASSUMED,
+        ),
+    ] = None,
 ) -> None:
-    """Say what a run needs of each GPU and how long a step takes. Exit code 1: it would not work."""
+    """Estimate what a run needs of each GPU and how long a step takes. Exit code 1: it would not work."""
     from megasharp.trainer.plan import ModelCheck
 
     with ModelCheck() as check:

@@ -14,11 +14,13 @@ from megasharp.common.exit_codes import collect_as_usual
 
 def probe(
     names: RunNames,
-    suite: Annotated[str | None, typer.Option(help="Whose problems are read; the run's first suite.")] = None,
-    problems: Annotated[int, typer.Option(min=1, help="Where the run has no responses yet: how many to sample.")] = 32,
+    suite: Annotated[
+        str | None, typer.Option(help="Suite whose problems are read. Without it: the run's first.")
+    ] = None,
+    problems: Annotated[int, typer.Option(min=1, help="Number of responses to sample, if the run has none.")] = 32,
     runs: RunsFolder = Path("runs"),
 ) -> None:
-    """Let a run's base model and checkpoints read the same responses, for `megasharp report`; what is there stays."""
+    """Score the same responses with a run's base model and each checkpoint, for `megasharp report`."""
     from megasharp.trainer.eval_source import probe_runs
 
     output.outlive()

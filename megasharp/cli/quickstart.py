@@ -18,9 +18,9 @@ _RUN = "run.yaml"
 
 
 def quickstart(
-    out: Annotated[Path, typer.Option(help="The folder that gets them; a new or an empty one.")] = Path("quickstart"),
+    out: Annotated[Path, typer.Option(help="Folder to write into, new or empty.")] = Path("quickstart"),
 ) -> None:
-    """Write a first run: a run file, a tiny model and its data, and say the command that trains it in minutes."""
+    """Write a first run into a folder: a run file, a tiny model and its data. It trains in minutes on a CPU."""
     write_quickstart(out, typer.echo)
 
 

@@ -18,23 +18,28 @@ PORT = 8042
 
 def report(
     names: RunNames,
-    out: Annotated[Path | None, typer.Option(help="The HTML file; report.html in the run's folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="HTML file to write. Without it: report.html in the run's folder.")
+    ] = None,
     evals: Annotated[
-        list[Path] | None, typer.Option(metavar="JSON", help="A file that `megasharp eval` wrote; repeatable.")
+        list[Path] | None, typer.Option(metavar="JSON", help="Result that megasharp eval wrote; repeatable.")
     ] = None,
     serve: Annotated[
-        bool, typer.Option(help="Serve the page on 127.0.0.1 instead, at a URL with a token; it refreshes.")
+        bool,
+        typer.Option(
+            help="Serve the page on 127.0.0.1 instead, at a URL with a token; it follows the runs.", show_default=False
+        ),
     ] = False,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="With --serve: 8042, or this one; 0 is any free port.")
+        int | None, typer.Option(min=0, max=65535, help="With --serve: port; 0 takes any free one. Without it: 8042.")
     ] = None,
     runs: RunsFolder = Path("runs"),
 ) -> None:
-    """Draw runs as one HTML file: curves, pass@k, candidates, responses, time. It needs no network."""
+    """Show runs in one HTML file that works offline: curves, pass@k, candidates, responses, time."""
     if port is not None and not serve:
-        raise UserError("--port is of a page that is served; add --serve, or leave it out")
+        raise UserError("--port is only for --serve; add --serve, or leave --port out")
     if out is not None and serve:
-        raise UserError("--out is of a page that is written, and --serve writes none; leave one of them out")
+        raise UserError("--serve writes no file, so --out has no meaning; leave one of them out")
     from megasharp.reporting.history import find_run
 
     collect_as_usual()

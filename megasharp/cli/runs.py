@@ -14,15 +14,15 @@ from megasharp.common.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-runs_app = typer.Typer(no_args_is_help=True, help="Look at runs: where one stands, several side by side, a list.")
+runs_app = typer.Typer(no_args_is_help=True, help="List, show and compare runs.")
 
 
 @runs_app.command("show")
 def show(
-    run: Annotated[str, typer.Argument(help="A run's folder, or its name.")],
+    run: Annotated[str, typer.Argument(help="Run, by name or folder.")],
     runs: RunsFolder = Path("runs"),
 ) -> None:
-    """One run on one screen: progress, goodput, restarts, checkpoints, resets, trends, warnings."""
+    """Show where one run stands: progress, goodput, restarts, checkpoints, resets, trends, warnings."""
     from megasharp.metrics.console import SafeConsole
     from megasharp.reporting.history import find_run, read_run
     from megasharp.reporting.show import screen
@@ -32,13 +32,13 @@ def show(
 
 @runs_app.command("compare")
 def compare(
-    names: Annotated[list[str], typer.Argument(help="Two runs or more, by folder or name.")],
+    names: Annotated[list[str], typer.Argument(help="Two runs or more, by name or folder.")],
     runs: RunsFolder = Path("runs"),
     picture: Annotated[
-        Path | None, typer.Option(help="The PNG of their curves; compare.png beside the first run.")
+        Path | None, typer.Option(help="PNG file for the curves. Without it: compare.png beside the first run.")
     ] = None,
 ) -> None:
-    """Several runs: keys that differ, figures at equal steps and at the end, curves in one picture."""
+    """Compare runs: keys that differ, figures at equal steps and at the end, curves in one picture."""
     from megasharp.metrics.console import SafeConsole
 
     typer.echo(f"picture: {compare_runs(names, runs, picture, SafeConsole())}")
@@ -46,9 +46,9 @@ def compare(
 
 @runs_app.command("list")
 def list_command(
-    folder: Annotated[Path, typer.Argument(help="The folder that holds run folders.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(help="Folder that holds the run folders.")] = Path("runs"),
 ) -> None:
-    """The runs in a folder, the latest first."""
+    """List the runs in a folder, newest first."""
     from megasharp.metrics.console import SafeConsole
 
     list_runs(folder, SafeConsole())

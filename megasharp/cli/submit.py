@@ -9,33 +9,80 @@ import typer
 
 from megasharp.cli.options import Overrides, RunFile, RunsFolder
 
+JOB = "The Slurm job"
+PLACE = "Python and container on the nodes"
+AGAIN = "Time limit and restarts"
+EVALUATE = "Evaluate instead of training"
+
 
 def submit(
     config: RunFile,
     overrides: Overrides = None,
-    time: Annotated[str, typer.Option(help="Time limit of one attempt: HH:MM:SS, D-HH:MM:SS or minutes.")] = "24:00:00",
-    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes; cluster.nodes of the run file.")] = None,
-    cpus_per_node: Annotated[int | None, typer.Option(min=1, help="CPUs of a node; without it, whole nodes.")] = None,
-    partition: Annotated[str | None, typer.Option(help="Slurm's partition.")] = None,
-    account: Annotated[str | None, typer.Option(help="Slurm's account.")] = None,
-    sbatch: Annotated[list[str] | None, typer.Option(help="A further option of sbatch, as --qos=high.")] = None,
-    lead: Annotated[
-        int | None, typer.Option(min=1, help="Ask to save and end so many seconds early; 600, with --eval 60.")
-    ] = None,
-    restarts: Annotated[int, typer.Option(min=0, help="How often the job may queue itself again.")] = 20,
-    retries: Annotated[int, typer.Option(min=0, help="How often a job starts a run that failed again.")] = 3,
-    python: Annotated[str | None, typer.Option(help="Python with megasharp on the nodes; this one.")] = None,
-    container: Annotated[str | None, typer.Option(help="Image for pyxis; the nodes as they are.")] = None,
-    mount: Annotated[list[str] | None, typer.Option(help="/from:/to, seen in the container.")] = None,
-    suite: Annotated[str | None, typer.Option("--eval", help="Evaluate on this suite instead of training.")] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="With --eval: what to evaluate; the run's newest.")] = None,
+    dry_run: Annotated[bool, typer.Option(help="Print the sbatch file; submit nothing.", show_default=False)] = False,
     runs: RunsFolder = Path("runs"),
     doctor: Annotated[
-        bool | None, typer.Option(help="Examine nodes before each attempt; where there are GPUs.")
+        bool | None,
+        typer.Option(help="Check the nodes before each attempt. Without it: only where the run has GPUs."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option(help="Print the sbatch file; submit nothing.")] = False,
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of nodes. Without it: cluster.nodes of the run file.", rich_help_panel=JOB),
+    ] = None,
+    cpus_per_node: Annotated[
+        int | None,
+        typer.Option(min=1, help="CPUs to ask for on each node. Without it: whole nodes.", rich_help_panel=JOB),
+    ] = None,
+    partition: Annotated[str | None, typer.Option(help="Slurm partition.", rich_help_panel=JOB)] = None,
+    account: Annotated[str | None, typer.Option(help="Slurm account.", rich_help_panel=JOB)] = None,
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option(help="Another option for sbatch, such as --qos=high; repeatable.", rich_help_panel=JOB),
+    ] = None,
+    time: Annotated[
+        str,
+        typer.Option(
+            help="Time limit of one attempt, as HH:MM:SS, D-HH:MM:SS or minutes.",
+            rich_help_panel=AGAIN,
+        ),
+    ] = "24:00:00",
+    lead: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Seconds before the time limit at which the run is asked to save and end. Without it: 600, with "
+            "--eval 60.",
+            rich_help_panel=AGAIN,
+        ),
+    ] = None,
+    restarts: Annotated[
+        int,
+        typer.Option(min=0, help="Number of times that the job may queue itself again.", rich_help_panel=AGAIN),
+    ] = 20,
+    retries: Annotated[
+        int,
+        typer.Option(min=0, help="Number of times that a job restarts a run that failed.", rich_help_panel=AGAIN),
+    ] = 3,
+    python: Annotated[
+        str | None,
+        typer.Option(
+            help="Path of a Python with megasharp on the nodes. Without it: this Python, or python3 in a container.",
+            rich_help_panel=PLACE,
+        ),
+    ] = None,
+    container: Annotated[
+        str | None, typer.Option(help="Container image for pyxis. Without it: no container.", rich_help_panel=PLACE)
+    ] = None,
+    mount: Annotated[
+        list[str] | None,
+        typer.Option(help="Folder to mount in the container, as /from:/to; repeatable.", rich_help_panel=PLACE),
+    ] = None,
+    suite: Annotated[str | None, typer.Option("--eval", help="Suite to evaluate on.", rich_help_panel=EVALUATE)] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="With --eval: checkpoint to evaluate. Without it: the newest.", rich_help_panel=EVALUATE),
+    ] = None,
 ) -> None:
-    """Submit a run to Slurm, which saves before its time limit and queues itself again, or an evaluation."""
+    """Submit a run to Slurm as a job that saves before its time limit and queues itself again."""
     from megasharp.trainer.submit import Asked, submit_run
 
     asked = Asked(

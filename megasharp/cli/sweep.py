@@ -9,18 +9,42 @@ import typer
 
 from megasharp.common import output
 
+START = "Start the runs"
+RESULTS = "Results"
+
 
 def sweep(
     grid: Annotated[Path, typer.Argument(help="The sweep's YAML file.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key=value overrides of the sweep's keys.")] = None,
-    at_once: Annotated[int, typer.Option(min=1, help="Runs on this machine at the same time.")] = 1,
-    slurm: Annotated[bool, typer.Option(help="Submit the runs as one Slurm array instead.")] = False,
-    results: Annotated[bool, typer.Option(help="Run nothing: table, CSV and picture of what is finished.")] = False,
-    out: Annotated[Path | None, typer.Option(help="With --results: their folder; the sweep's own.")] = None,
-    dry_run: Annotated[bool, typer.Option(help="List the runs, or print the array's file; start nothing.")] = False,
-    runs: Annotated[Path, typer.Option(help="The folder that holds the sweep's folder of runs.")] = Path("runs"),
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Keys of the sweep to override, such as slurm.nodes=2.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option(help="List the runs, or print the sbatch file; start nothing.", show_default=False)
+    ] = False,
+    runs: Annotated[Path, typer.Option(help="Folder that holds the sweep's folder.")] = Path("runs"),
+    at_once: Annotated[
+        int, typer.Option(min=1, help="Number of runs at the same time on this machine.", rich_help_panel=START)
+    ] = 1,
+    slurm: Annotated[
+        bool,
+        typer.Option(help="Submit the runs as one Slurm array instead.", show_default=False, rich_help_panel=START),
+    ] = False,
+    results: Annotated[
+        bool,
+        typer.Option(
+            help="Start nothing; write the table, CSV file and picture of the runs that have ended.",
+            show_default=False,
+            rich_help_panel=RESULTS,
+        ),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --results: folder for these files. Without it: the sweep's own.", rich_help_panel=RESULTS
+        ),
+    ] = None,
 ) -> None:
-    """Run a grid of runs, each seed of each case, or go on with it; the same command resumes what is not finished."""
+    """Run every case of a sweep with every seed; the same command resumes what has not ended."""
     from megasharp.trainer.sweep import Sweep
 
     whole = Sweep(grid, overrides or [], runs, typer.echo)

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 def toy(
-    name: Annotated[str, typer.Argument(help="A study's name; without one, all are listed.")] = "",
-    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds; each study has its own default.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
-    model: Annotated[Path | None, typer.Option(help="A Hugging Face folder, for studies that measure one.")] = None,
-    out: Annotated[Path, typer.Option(help="The folder that gets NAME/ with the CSV files and the picture.")] = Path(
-        "toys"
-    ),
+    name: Annotated[str, typer.Argument(help="Name of a study. Without one, all are listed.")] = "",
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Number of seeds. Without it: the study's own default.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="First seed.")] = 0,
+    model: Annotated[Path | None, typer.Option(help="Hugging Face folder, for studies that measure a model.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for NAME/, with the CSV files and the picture.")] = Path("toys"),
 ) -> None:
-    """Run one of the papers' small studies; prints tables, writes CSV files and a picture."""
+    """Run one of the papers' small studies: tables, CSV files and a picture."""
     from megasharp.studies import STUDIES
     from megasharp.studies.study import Options
 

@@ -14,25 +14,50 @@ from megasharp.common import output
 from megasharp.common.errors import NotAtHand, RunFailed, UserError, one_line
 from megasharp.common.exit_codes import collect_as_usual, note
 
+AGAIN = "Resume and restart"
+
 
 def train(
     config: RunFile,
     overrides: Overrides = None,
-    resume: Annotated[bool, typer.Option(help="Continue the run of this name, or start it.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option(help="Print the resolved configuration and the layout; start nothing.", show_default=False)
+    ] = False,
+    runs: RunsFolder = Path("runs"),
+    resume: Annotated[
+        bool,
+        typer.Option(
+            help="Continue after the newest complete checkpoint, or start the run if there is none yet.",
+            rich_help_panel=AGAIN,
+            show_default=False,
+        ),
+    ] = False,
     start_over: Annotated[
-        bool, typer.Option(help="Rename the folder of the run of this name to NAME.before_DATE, and start over.")
+        bool,
+        typer.Option(
+            help="Rename the run's old folder to NAME.before_DATE and start from step 1.",
+            rich_help_panel=AGAIN,
+            show_default=False,
+        ),
     ] = False,
     allow_change: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY", help="With --resume: a key of the run that may change; repeatable."),
+        typer.Option(
+            metavar="KEY",
+            help="With --resume: a key whose value may differ from the stored run's; repeatable.",
+            rich_help_panel=AGAIN,
+        ),
     ] = None,
-    retries: Annotated[int, typer.Option(min=0, help="Start again so often after failures, with --resume.")] = 0,
-    dry_run: Annotated[bool, typer.Option(help="Print the resolved config and the layout; start nothing.")] = False,
-    runs: RunsFolder = Path("runs"),
+    retries: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Restart the run up to this many times after a failure, with --resume.", rich_help_panel=AGAIN
+        ),
+    ] = 0,
 ) -> None:
-    """Train: RLVR from a model's folder, as the run's YAML file says."""
+    """Train a model with RLVR, as a run file says."""
     if resume and start_over:
-        raise UserError("--resume continues the run and --start-over begins it anew: give one of them")
+        raise UserError("--resume continues the run and --start-over starts it from step 1: give one of them")
     if not dry_run:
         output.outlive()
     if retries and not dry_run:
