@@ -1,4 +1,4 @@
-"""mkdocs hook: pages from outside docs/, and links that work on the site as they do in the repository.
+"""mkdocs hook: pages from outside docs/, parts that the code writes, and links that work as in the repository.
 
 Pages link to each other, and to any other file of the repository, by relative paths. `RepositoryLinks` points each link
 to the page that the file has on the site, else to the file in the repository on the web.
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import logging
 import posixpath
+import re
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 from xml.etree.ElementTree import Element
 
+import docs_reference
 from markdown import Markdown
 from markdown.extensions import Extension
 from markdown.treeprocessors import Treeprocessor
@@ -20,6 +23,9 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
+# Where a page has `<!-- site: keys -->` or `<!-- site: command train -->`, the code writes the text.
+MADE = re.compile(r"<!-- site: (\w+) ?(.*?) -->")
+PARTS: dict[str, Callable[..., str]] = {"keys": docs_reference.keys_text, "command": docs_reference.command_text}
 log = logging.getLogger("mkdocs.hooks.docs_site")
 
 
@@ -103,9 +109,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Note the page whose links are resolved next."""
+    """Note the page whose links are resolved next, and write what the code says where the page asks for it."""
     LINKS.page = page.file.src_uri
-    return markdown
+    return MADE.sub(lambda asked: PARTS[asked[1]](*asked[2].split()), markdown)
 
 
 def _expanded(nav: list[object], docs: Path) -> list[object]:

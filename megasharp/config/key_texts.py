@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from inspect import isclass
 from textwrap import fill
 from typing import Any, get_origin
@@ -14,11 +16,20 @@ from pydantic.fields import FieldInfo
 
 from megasharp.common.errors import UserError
 from megasharp.config.run_config import RunConfig
-from megasharp.config.schema_keys import alternatives, described_keys, in_words, tables_in
+from megasharp.config.schema_keys import JsonSchema, alternatives, described_keys, in_words, tables_in
 from megasharp.config.synonyms import other_name
 
 HEAD = "# Every key of a run file with its default; `megasharp config KEY` says what one does."
 WIDTH = 80
+
+
+@dataclass(frozen=True)
+class KeyFacts:
+    """A key in words. A table whose keys stand below it has no default of its own: `default` is empty."""
+
+    type: str
+    default: str
+    text: str
 
 
 def config_text(key: str = "", *, json_schema: bool = False) -> str:
@@ -41,15 +52,22 @@ def describe_key(key: str) -> str:
         nearest = f"; nearest is {close[0]}" if close and "." in key else other_name(key, None, keys)
         raise UserError(f"config: no key is called {key!r}{nearest or '; `megasharp config` prints all'}")
     table, name = keys[key]
-    field = table.model_fields[name]
-    schema = table.model_json_schema()
-    facts = [f"  type     {in_words(alternatives(schema, [name]), schema)}"]
-    if field.is_required():
-        facts.append("  default  none, the key is required")
-    elif not _is_table(field):
-        facts.append(f"  default  {_value(field.default)}")
-    below = [line for each in tables_in(field.annotation) for line in ("", *_tree(each))]
-    return "\n".join((key, *facts, "", fill(field.description or "", WIDTH), *below))
+    facts = key_facts(table, name)
+    default = [f"  default  {facts.default}"] if facts.default else []
+    below = [line for each in tables_in(table.model_fields[name].annotation) for line in ("", *_tree(each))]
+    return "\n".join((key, f"  type     {facts.type}", *default, "", fill(facts.text, WIDTH), *below))
+
+
+def key_facts(table: type[BaseModel], name: str) -> KeyFacts:
+    """Return one key of a table in words."""
+    field, schema = table.model_fields[name], _schema(table)
+    default = "none, the key is required" if field.is_required() else "" if _is_table(field) else _value(field.default)
+    return KeyFacts(in_words(alternatives(schema, [name]), schema), default, field.description or "")
+
+
+@cache
+def _schema(table: type[BaseModel]) -> JsonSchema:
+    return table.model_json_schema()
 
 
 def editor_schema() -> dict[str, Any]:

@@ -21,7 +21,7 @@ from megasharp.config.run_config import RunConfig
 from megasharp.trainer.resolve.prompt_format import prompts_meant
 
 # Keys whose null (`auto` for the dtype) is no value but the wish for a derived one, which a begun run has.
-_DERIVED = frozenset(
+DERIVED = frozenset(
     {
         "data.prompt",
         "data.bos",
@@ -66,7 +66,7 @@ def _without_wishes(tree: Tree, prefix: str = "") -> Tree:
     return {
         key: _without_wishes(value, f"{prefix}{key}.") if isinstance(value, dict) else value
         for key, value in tree.items()
-        if value not in (None, "auto") or f"{prefix}{key}" not in _DERIVED
+        if value not in (None, "auto") or f"{prefix}{key}" not in DERIVED
     }
 
 

@@ -1,0 +1,64 @@
+"""The reference that the site makes from the code is complete, and pages name commands and options that exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import docs_reference
+import pytest
+import typer
+
+from megasharp.cli.main import COMMANDS, app
+from megasharp.config.run_config import RunConfig
+from megasharp.config.schema_keys import described_keys
+
+REPOSITORY = Path(__file__).parents[2]
+DOCS = REPOSITORY / "docs"
+PROGRAM = typer.main.get_command(app)
+PAGES = [REPOSITORY / "README.md", *DOCS.rglob("*.md"), *REPOSITORY.glob("examples/*/README.md")]
+
+
+def test_every_key_has_an_entry_with_its_anchor_type_and_text() -> None:
+    page = docs_reference.keys_text()
+    for key, (table, name) in described_keys(RunConfig):
+        text = table.model_fields[name].description or ""
+        assert f"{{ #{key.replace('.', '-')}" in page, key
+        assert text.split(" ", 1)[0] in page
+    assert "### `policy.tp` { #policy-tp .key }\n\ninteger >= 1 · default `1`\n" in page
+    assert "### `name` { #name .key }\n\nstring of letters, digits and . _ + - that begins" in page
+    assert re.search(r"### `data.max_response_tokens` .*\n\ninteger >= 1 or null · default `null`, \[found", page)
+    assert "where [`rollout.max_staleness`](#rollout-max_staleness) is above 0" in page
+
+
+def test_every_command_has_a_section_that_the_site_completes() -> None:
+    page = (DOCS / "reference" / "commands.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (\S+)$", page, flags=re.MULTILINE) == list(COMMANDS)
+    assert re.findall(r"<!-- site: command (\S+) -->", page) == list(COMMANDS)
+    text = docs_reference.command_text("data")
+    assert "### megasharp data show\n" in text
+    assert "| `--limit <int>` | How many problems to print. Default `3`. `x>=0`. |" in text
+
+
+def options_of(words: list[str]) -> tuple[str, set[str]]:
+    """The command that the words begin with, and the options that it has."""
+    command, path = PROGRAM, "megasharp"
+    for word in words:
+        below = getattr(command, "commands", {}).get(word)
+        if below is None:
+            break
+        command, path = below, f"{path} {word}"
+    named = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
+    return path, named | {"--help", "--install-completion", "--show-completion"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_commands_in_pages_exist(page: Path) -> None:
+    """In indented and fenced code alike: a line that begins with the program's name."""
+    for line in re.findall(r"^ *(?:\$ )?megasharp ([a-z-].*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
+        words = shlex.split(line.replace("[", " ").replace("]", " "), comments=True)
+        path, known = options_of(words)
+        assert path != "megasharp" or words[0] in known, f"{page}: {line}"
+        asked = {word.partition("=")[0] for word in words if word.startswith("--")}
+        assert asked <= known, f"{page}: {path} has no {asked - known}"
