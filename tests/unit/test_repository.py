@@ -44,8 +44,9 @@ def test_help_lists_every_target() -> None:
 def test_targets_that_pages_name_exist() -> None:
     named = {
         (page.relative_to(REPOSITORY).as_posix(), target)
-        for page in (*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), REPOSITORY / "tests" / "README.md")
+        for page in (*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("*/README.md"))
         for target in re.findall(r"(?:`|^    )make ([a-z][\w-]*)", page.read_text(), flags=re.MULTILINE)
+        if page.name != "CHANGELOG.md"  # names what went, too
     }
     rules = {
         target for line in re.findall(r"^([a-z][a-z -]*):", MAKEFILE, flags=re.MULTILINE) for target in line.split()
@@ -55,3 +56,7 @@ def test_targets_that_pages_name_exist() -> None:
 
 def test_a_version_is_the_packages() -> None:
     assert yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())["version"] == __version__
+    changes = (REPOSITORY / "CHANGELOG.md").read_text()
+    assert f"\n## [{__version__}]" in changes, "a release has its section"
+    sections = set(re.findall(r"^## \[(.+?)\]", changes, flags=re.MULTILINE))
+    assert sections == set(re.findall(r"^\[(.+?)\]: https://", changes, flags=re.MULTILINE)), "a section has its link"
