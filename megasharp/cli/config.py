@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from megasharp.common.exit_codes import status
+
 TRANSLATE = "Translate another trainer's configuration"
 
 
@@ -37,6 +39,7 @@ def config_keys(
     ] = 1,
 ) -> None:
     """Explain the keys of a run file, or translate another trainer's configuration into one."""
+    status(f"loading PyTorch, then reading {from_verl or from_trl or 'the keys of a run file'}")
     if from_verl is not None:
         from megasharp.config.other_trainers.from_verl import translated as of_verl
 

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from megasharp.common.exit_codes import collect_as_usual
+from megasharp.common.exit_codes import collect_as_usual, status
 
+READING = "loading Megatron-core, then reading {}"
 DTYPES = "float32, bfloat16 or float16"
 Target = Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet.")]
 convert = typer.Typer(no_args_is_help=True, help="Convert checkpoints between Hugging Face and Megatron.")
@@ -26,6 +27,7 @@ def hf_to_megatron(
 
     --tp and --pp are hints: a load at that layout reads only what it needs.
     """
+    status(READING.format(source))
     from megasharp.config.hub import given_model
     from megasharp.learner.conversion import hf_to_megatron as run
 
@@ -40,6 +42,7 @@ def megatron_to_peft(
     target: Target,
 ) -> None:
     """Export a checkpoint's LoRA adapters as a PEFT folder; megatron-to-hf merges them into the model instead."""
+    status(READING.format(source))
     from megasharp.learner.conversion import megatron_to_peft as run
 
     collect_as_usual()
@@ -54,6 +57,7 @@ def megatron_to_hf(
     dtype: Annotated[str | None, typer.Option(help=f"Round the weights to {DTYPES}. Without it: as stored.")] = None,
 ) -> None:
     """Convert a Megatron checkpoint folder to a Hugging Face folder."""
+    status(READING.format(source))
     from megasharp.learner.conversion import megatron_to_hf as run
 
     collect_as_usual()
@@ -78,6 +82,7 @@ def verify(
 
     Exit code 1: they differ. Exit code 2: one cannot be read.
     """
+    status(READING.format(f"{one} and {other}"))
     from megasharp.learner.verification import Probe
     from megasharp.learner.verification import verify as run
 

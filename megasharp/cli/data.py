@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from megasharp.common.errors import UserError
-from megasharp.common.exit_codes import Say
+from megasharp.common.exit_codes import Say, status
 
 if TYPE_CHECKING:
     from megasharp.tasks.judge import TaskItem
@@ -63,6 +63,7 @@ def show(
         str | None, typer.Option(help="Text around a prompt, with {question} in it.", rich_help_panel=OWN)
     ] = None,
 ) -> None:
+    status(f"loading PyTorch, then reading {source}")
     from megasharp.tasks.sets import SETS
     from megasharp.tasks.sets.load import set_named
     from megasharp.tasks.sets.row_sources import SUFFIXES
@@ -98,6 +99,7 @@ def decontaminate(
     ] = None,
 ) -> None:
     """Find training problems that overlap with evaluated ones. Exit code 1: some do, and --out is not given."""
+    status(f"loading PyTorch, then reading {train}")
     from megasharp.evals.contamination import decontaminate as run
 
     suites = [name.strip() for name in against.split(",") if name.strip()]

@@ -15,7 +15,7 @@ import typer
 
 from megasharp.cli.options import Overrides, RunsFolder
 from megasharp.common.errors import NotAtHand, UserError, one_line
-from megasharp.common.exit_codes import Say
+from megasharp.common.exit_codes import Say, status
 
 if TYPE_CHECKING:
     from megasharp.cluster.slurm.doctor import Patient, Place
@@ -38,6 +38,7 @@ def doctor(
 
 def examine_node(file: Path | None, overrides: Sequence[str], runs: Path, say: Say) -> bool:
     """Examine this node, also as one of several of `examine_all_nodes`; return whether no check failed."""
+    status("loading PyTorch, then checking this machine")
     from megasharp.cluster.slurm.doctor import Patient, Place, examine, report
     from megasharp.config.core import SHIPPED
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from megasharp.common import output
-from megasharp.common.exit_codes import collect_as_usual, note
+from megasharp.common.exit_codes import collect_as_usual, note, status
 
 SAMPLING = "Sampling"
 JUDGING = "Judging responses"
@@ -113,14 +113,16 @@ def evaluate(
     An evaluation that was cut off goes on where it stopped. Exit code 75: SIGUSR1 came; what was sampled is kept.
     """
     if compare is not None:
+        status(f"loading PyTorch, then comparing {compare[0]} with {compare[1]}")
         from megasharp.trainer.evaluation import compare_results
 
         compare_results(source, *compare, k, problems, typer.echo)
         return
+    output.outlive()
+    status(f"loading PyTorch, then reading {source or engines or 'the options'}")
     from megasharp.config.data import RewardConfig, RewardFunction
     from megasharp.trainer.evaluation import Asked, evaluate_source, numbers, settings
 
-    output.outlive()
     collect_as_usual()
     asked = Asked(
         source,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from megasharp.common.errors import UserError
+from megasharp.common.exit_codes import status
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,6 +22,7 @@ def methods(
     markdown: Annotated[bool, typer.Option(help="Print the table of docs/reference/methods.md.")] = False,
 ) -> None:
     """List the methods that a recipe may name, or show one of them."""
+    status("loading PyTorch, then the methods")
     from megasharp.metrics.console import SafeConsole
 
     if markdown:

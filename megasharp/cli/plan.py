@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from megasharp.cli.options import Overrides
+from megasharp.common.exit_codes import status
 
 ASSUMED = "What the plan assumes"
 
@@ -49,6 +50,7 @@ def plan(
     ] = None,
 ) -> None:
     """Estimate what a run needs of each GPU and how long a step takes. Exit code 1: it would not work."""
+    status(f"loading PyTorch, then reading {config}")
     from megasharp.trainer.plan import ModelCheck
 
     with ModelCheck() as check:

@@ -9,7 +9,7 @@ import typer
 
 from megasharp.cli.options import RunNames, RunsFolder
 from megasharp.common import output
-from megasharp.common.exit_codes import collect_as_usual
+from megasharp.common.exit_codes import collect_as_usual, status
 
 
 def probe(
@@ -21,8 +21,9 @@ def probe(
     runs: RunsFolder = Path("runs"),
 ) -> None:
     """Score the same responses with a run's base model and each checkpoint, for `megasharp report`."""
+    output.outlive()
+    status(f"loading PyTorch, then reading {', '.join(names)}")
     from megasharp.trainer.eval_source import probe_runs
 
-    output.outlive()
     collect_as_usual()
     probe_runs(names, runs, suite, problems, typer.echo)

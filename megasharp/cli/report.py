@@ -10,7 +10,7 @@ import typer
 
 from megasharp.cli.options import RunNames, RunsFolder
 from megasharp.common.errors import UserError
-from megasharp.common.exit_codes import Say, collect_as_usual
+from megasharp.common.exit_codes import Say, collect_as_usual, status
 
 FILE = "report.html"
 PORT = 8042
@@ -40,6 +40,7 @@ def report(
         raise UserError("--port is only for --serve; add --serve, or leave --port out")
     if out is not None and serve:
         raise UserError("--serve writes no file, so --out has no meaning; leave one of them out")
+    status(f"loading PyTorch, then reading {', '.join(names)}")
     from megasharp.reporting.history import find_run
 
     collect_as_usual()

@@ -60,7 +60,6 @@ def compare_runs(names: Sequence[str], runs: Path, picture: Path | None, console
     Raises UserError for less than two runs, one that does not exist, or one that is named twice.
     """
     from megasharp.common.files import write_like
-    from megasharp.reporting.curves import plot_runs
     from megasharp.reporting.history import by_label, find_run, read_run
     from megasharp.reporting.show import figures, page
 
@@ -68,6 +67,9 @@ def compare_runs(names: Sequence[str], runs: Path, picture: Path | None, console
         raise UserError("compare needs at least two runs")
     histories = by_label([read_run(find_run(name, runs)) for name in names], "compare")
     console.print(page(histories))
+    # Matplotlib takes a second to load; the tables are on the screen by then.
+    from megasharp.reporting.curves import plot_runs
+
     shown = list(histories.values())
     curves = {name: {label: run.series(name) for label, run in histories.items()} for name in figures(shown)}
     write_like(*(run.folder for run in shown))

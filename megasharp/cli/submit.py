@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from megasharp.cli.options import Overrides, RunFile, RunsFolder
+from megasharp.common.exit_codes import status
 
 JOB = "The Slurm job"
 PLACE = "Python and container on the nodes"
@@ -83,6 +84,7 @@ def submit(
     ] = None,
 ) -> None:
     """Submit a run to Slurm as a job that saves before its time limit and queues itself again."""
+    status(f"loading PyTorch, then reading {config}")
     from megasharp.trainer.submit import Asked, submit_run
 
     asked = Asked(

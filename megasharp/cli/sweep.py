@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from megasharp.common import output
+from megasharp.common.exit_codes import status
 
 START = "Start the runs"
 RESULTS = "Results"
@@ -45,6 +46,7 @@ def sweep(
     ] = None,
 ) -> None:
     """Run every case of a sweep with every seed; the same command resumes what has not ended."""
+    status(f"loading PyTorch, then reading {grid}")
     from megasharp.trainer.sweep import Sweep
 
     whole = Sweep(grid, overrides or [], runs, typer.echo)

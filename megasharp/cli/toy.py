@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from megasharp.common.errors import UserError
-from megasharp.common.exit_codes import collect_as_usual
+from megasharp.common.exit_codes import collect_as_usual, status
 
 if TYPE_CHECKING:
     from megasharp.studies.study import Options
@@ -25,6 +25,7 @@ def toy(
     out: Annotated[Path, typer.Option(help="Folder for NAME/, with the CSV files and the picture.")] = Path("toys"),
 ) -> None:
     """Run one of the papers' small studies: tables, CSV files and a picture."""
+    status("loading PyTorch, then the studies")
     from megasharp.studies import STUDIES
     from megasharp.studies.study import Options
 

@@ -12,7 +12,7 @@ import typer
 from megasharp.cli.options import Overrides, RunFile, RunsFolder
 from megasharp.common import output
 from megasharp.common.errors import NotAtHand, RunFailed, UserError, one_line
-from megasharp.common.exit_codes import collect_as_usual, note
+from megasharp.common.exit_codes import collect_as_usual, note, status
 
 AGAIN = "Resume and restart"
 
@@ -63,6 +63,7 @@ def train(
     if retries and not dry_run:
         first = ["--resume"] if resume else ["--start-over"] if start_over else []
         raise typer.Exit(train_again(config, overrides or [], runs, first, allow_change or [], retries))
+    status(f"loading PyTorch, then reading {config}")
     from megasharp.checkpoint.run_folder import holds_no_run
     from megasharp.config.core import dump_yaml
     from megasharp.config.run_config import load_run, run_tree
@@ -94,10 +95,11 @@ def train(
         typer.echo("\n".join([dump_yaml(resolved.config), describe(resolved), *limits]))
         return
     # After the dry run's end, because these import Megatron.
+    typer.echo(describe(resolved))
+    status("loading Megatron-core")
     from megasharp.metrics.clock import process_began
     from megasharp.trainer.run import train as run_training
 
-    typer.echo(describe(resolved))
     collect_as_usual()
     try:
         folder = run_training(

@@ -88,6 +88,13 @@ def note(line: str) -> None:
     sys.stderr.write(f"megasharp: note: {line}\n")
 
 
+def status(line: str) -> None:
+    """Say on a terminal what takes a while now, before it begins; where standard error is no terminal, say nothing."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"megasharp: {line}\n")
+        sys.stderr.flush()
+
+
 def _end(error: BaseException) -> tuple[object, int] | None:
     """Return the error's one line and exit code; None for what is not ours to judge."""
     if isinstance(error, signals.TimeIsUp):

@@ -174,7 +174,7 @@ def _duration(seconds: float) -> str:
 
 
 def print_summary(summary: RunSummary, console: Console | None = None) -> None:
-    """Print each suite's evaluations, seconds per stage, tokens per second and peak memory."""
+    """Print each suite's evaluations, seconds of the stages that took any, tokens per second and peak memory."""
     console = console or SafeConsole()
     for change in summary.suites:
         console.print(_passk_table(change))
@@ -184,7 +184,8 @@ def print_summary(summary: RunSummary, console: Console | None = None) -> None:
     table.add_column("share", justify="right")
     for stage in (*STAGES, *sorted(summary.stage_seconds.keys() - set(STAGES))):
         seconds = summary.stage_seconds.get(stage, 0.0)
-        table.add_row(stage, f"{seconds:.1f}", f"{seconds / summary.seconds:.0%}" if summary.seconds else "-")
+        if round(seconds, 1) > 0.0:
+            table.add_row(stage, f"{seconds:.1f}", f"{seconds / summary.seconds:.0%}" if summary.seconds else "-")
     table.add_section()
     table.add_row("tokens/s in training", f"{summary.tokens_per_second:,.0f}", "")
     table.add_row("peak memory, MiB", f"{summary.peak_rss_bytes / 2**20:,.0f}", "")

@@ -147,7 +147,14 @@ def _record(
     fields: Fields, name: str, options: tuple[str, ...], labels: tuple[str, ...], answer: tuple[str, str]
 ) -> ChoiceRecord:
     key, where = answer
-    label = text_field(fields, key, where)
+    number = fields.get(key)
+    counted = isinstance(number, int) and not isinstance(number, bool)
+    if counted and str(number) not in labels:
+        raise UserError(
+            f"{where}: '{key}' must be one of the labels {', '.join(labels)}, got {number}, which may count from 0 or "
+            "from 1; write the label as text"
+        )
+    label = str(number) if counted else text_field(fields, key, where)
     if label not in labels:
         raise UserError(f"{where}: '{key}' must be one of the labels {', '.join(labels)}, got {label!r}")
     return ChoiceRecord(name, text_field(fields, "question", where), options, ChoiceAnswer(label, labels))

@@ -147,7 +147,10 @@ def text_field(fields: Fields, key: str, where: str) -> str:
     value = fields.get(key)
     # JSON can hold halves of surrogate pairs, which no table or file name can.
     if not isinstance(value, str) or not value or not (value.isascii() or is_unicode(value)):
-        raise UserError(f"{where}: '{key}' must be a non-empty string of Unicode text{absent(fields, key)}")
+        found = absent(fields, key) or f", got {short(value)}"
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            found += f'; write it as text, "{value}"'
+        raise UserError(f"{where}: '{key}' must be a non-empty string of Unicode text{found}")
     return value
 
 

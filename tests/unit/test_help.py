@@ -1,14 +1,18 @@
-"""Every command's `--help`: its examples can be typed, every option says what it does, and no text is lost in print."""
+"""What a command says first: `--help`, whose examples can be typed, and a line before it loads what takes seconds."""
 
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import typer
 from cases import each_case
 from typer.testing import CliRunner
+from waiting import HANG_S
 
 from megasharp.cli.examples import EXAMPLES
 from megasharp.cli.main import app
@@ -53,3 +57,57 @@ def test_help_prints_all_of_its_text(name: str) -> None:
     help_ = COMMANDS[name].help.split("\n")
     texts = [line for line, _ in EXAMPLES[name]] + [param.help for param in COMMANDS[name].params] + help_
     assert [text for text in texts if " ".join(text.split()) not in shown] == []
+
+
+# Runs each command line of its input in a process of its own, up to the first import of a library that takes seconds;
+# prints those that have written nothing to their terminal by then, or at their end.
+FIRST_WORDS = """
+import os, sys
+SLOW = {"torch", "transformers", "megatron", "ray", "sglang", "matplotlib", "pandas", "pyarrow", "datasets"}
+
+class Terminal:
+    encoding, said = "utf-8", False
+    def isatty(self): return True
+    def flush(self): pass
+    def write(self, text): Terminal.said |= bool(text.strip()); return len(text)
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in SLOW:
+            os._exit(0 if Terminal.said else 7)
+
+# What every command loads is loaded once, here.
+import huggingface_hub, pydantic, rich.console, yaml
+from megasharp.cli.main import main
+for line in sys.stdin.read().splitlines():
+    child = os.fork()
+    if not child:
+        sys.argv, sys.stdout, sys.stderr = ["megasharp", *line.split()], Terminal(), Terminal()
+        sys.meta_path.insert(0, Watch())
+        try:
+            main()
+        except BaseException:
+            pass
+        os._exit(0 if Terminal.said else 8)
+    if code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        print(code, line)
+"""
+
+
+def silent(lines: list[str], folder: Path) -> str:
+    """The command lines that say nothing before they load a slow library."""
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_WORDS],
+        input="\n".join(lines),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_command_says_something_before_it_loads_what_takes_seconds(tmp_path: Path) -> None:
+    assert silent([lines[-1][0] for lines in EXAMPLES.values()], tmp_path) == ""

@@ -73,8 +73,7 @@ def test_closing_tables():
     assert ["128", "-", "0.800", "-"] in rows
     assert ["distinct correct", "5.000", "3.500", "-1.500"] in rows
     assert ["rollout", "20.0", "20%"] in rows
-    assert ["annotate", "0.0", "0%"] in rows
-    assert ["odd", "0.0", "0%"] in rows
+    assert not any(row[0] in ("annotate", "odd") for row in rows), "stages that took no time"
     assert ["tokens/s in training", "2,000", ""] in rows
     assert ["peak memory, MiB", "1,536", ""] in rows
     assert ["packed rows that are padding", "1.2%", ""] in rows

@@ -125,7 +125,8 @@ def test_countdown_is_asked_for_as_tinyzero_does_and_by_the_count_of_numbers(tmp
     [
         ("math", '{"problem": "1+1?"}', "'answer' must be a non-empty string"),
         ("math", '{"problem": "", "answer": "2"}', "'problem' must be a non-empty string"),
-        ("math", '{"problem": "1+1?", "answer": true}', "'answer' must be a non-empty string"),
+        ("math", '{"problem": "1+1?", "answer": true}', "'answer' must be a non-empty string .*, got True"),
+        ("math", '{"problem": 2, "answer": 2}', "'problem' must be a non-empty string .*; write it as text, \"2\""),
         ("countdown_3to4", '{"nums": [1, 2]}', "'target' must be a positive integer, got None"),
         ("countdown_3to4", '{"nums": [1], "target": 1}', "'nums' must be two or more positive integers"),
         ("short_answer", '{"input": "1+1?"}', "'target' must be a non-empty string"),
@@ -135,6 +136,11 @@ def test_countdown_is_asked_for_as_tinyzero_does_and_by_the_count_of_numbers(tmp
             "choice",
             '{"question": "?", "options": ["a", "b"], "answer": "C"}',
             "'answer' must be one of the labels A, B",
+        ),
+        (
+            "choice",
+            '{"question": "?", "options": ["a", "b"], "answer": 1}',
+            "'answer' must be one of the labels A, B, got 1, which may count from 0 or from 1; write the label as text",
         ),
         (
             "choice",
