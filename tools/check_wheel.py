@@ -97,13 +97,15 @@ def check_presets(away: Away) -> None:
 
 
 def check_quickstart(away: Away) -> None:
-    """Check that the quickstart that is written out trains, on the model and data of its own folder."""
+    """Check that the quickstart that is written out trains, on its own folder's model and data, and is reported."""
     *_, last = away("megasharp", "quickstart", "--out", "first").splitlines()
     expect(last == "next: megasharp train first/run.yaml", last)
     away("megasharp", "train", "first/run.yaml", *SMALL)
     run = away.cwd / "runs" / "quickstart"
     expect((run / "metrics.jsonl").is_file(), "metrics.jsonl of the quickstart")
     expect(f"path: {away.cwd}/first/base\n" in (run / "config.yaml").read_text(), "the model is the folder's own")
+    away("megasharp", "report", "quickstart")
+    expect(bool([*run.rglob("*.html")]), "the page of megasharp report")
 
 
 def expect(holds: bool, what: str) -> None:
@@ -128,7 +130,7 @@ def main(arguments: Sequence[str]) -> int:
             except Failed as error:
                 print(f"{wheel.name}: {check.__name__}: {error}")
                 return 1
-    print(f"{wheel.name}: installed alone, it runs, finds its presets and trains the quickstart")
+    print(f"{wheel.name}: installed alone, it finds its presets, and trains and reports the quickstart")
     return 0
 
 
