@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import typer
 
-from megasharp.cli.main import app
+from megasharp.cli.examples import EXAMPLES
+from megasharp.cli.main import COMMANDS, app
 from megasharp.config.key_texts import key_facts
 from megasharp.config.run_config import RunConfig
 from megasharp.config.schema_keys import described_keys
@@ -61,22 +61,40 @@ def _linked(text: str) -> str:
     return _NAMED.sub(lambda found: f"[`{found[0]}`](#{found[0].replace('.', '-')})", text)
 
 
-def command_text(name: str) -> str:
-    """Return one command as Markdown, with the commands below it: usage, arguments, options."""
-    group = typer.Context(_commands(), info_name=PROGRAM)
-    return "\n".join(_command(_commands().commands[name], name, group))
+def commands_text() -> str:
+    """Return every command as Markdown, by the panels of `--help`: usage, examples, arguments and options."""
+    program: Any = typer.main.get_command(app)
+    context = typer.Context(program, info_name=PROGRAM)
+    parts: list[str] = []
+    for panel, names in COMMANDS.items():
+        parts.append(_part(panel, f"panel-{panel.split()[0].lower()}"))
+        for name in names:
+            parts += _command(program.commands[name], name, context, "###")
+    return "\n".join(parts)
 
 
-@cache
-def _commands() -> Any:
-    return typer.main.get_command(app)
-
-
-def _command(command: Any, name: str, parent: typer.Context) -> Iterator[str]:
+def _command(command: Any, name: str, parent: typer.Context, level: str) -> Iterator[str]:
     context = typer.Context(command, info_name=name, parent=parent)
-    usage = " ".join(command.collect_usage_pieces(context))
-    yield f"{command.help or ''}\n"
-    yield f"```text\n{context.command_path} {usage}\n```\n"
+    path = context.command_path.removeprefix(f"{PROGRAM} ")
+    yield f"{level} {path} {{ #{path.replace(' ', '-')} }}\n\n{command.help or ''}\n"
+    below = getattr(command, "commands", {})
+    if not below:
+        usage = " ".join((PROGRAM, path, *command.collect_usage_pieces(context)))
+        yield f"```text\n{usage}\n```\n"
+        yield "\n".join((f"```{{ .bash title='Examples' }}\n{_examples(path)}\n```\n", *_tables(command, context)))
+    for name_below, each in below.items():
+        yield from _command(each, name_below, context, f"{level}#")
+
+
+def _examples(path: str) -> str:
+    """Return a command's examples as lines of a shell, with their meanings as comments beside them."""
+    lines = EXAMPLES[path]
+    width = max(len(line) for line, _ in lines)
+    return "\n".join(f"{PROGRAM} {line:{width}}  # {text}" if text else f"{PROGRAM} {line}" for line, text in lines)
+
+
+def _tables(command: Any, context: typer.Context) -> Iterator[str]:
+    """Yield a table for the arguments and for each panel of options."""
     tables: dict[str, list[str]] = {}
     for param in command.get_params(context):
         record = param.get_help_record(context)
@@ -85,9 +103,6 @@ def _command(command: Any, name: str, parent: typer.Context) -> Iterator[str]:
             tables.setdefault(title, []).append(f"| `{_cell(record[0])}` | {_cell(_meaning(record[1]))} |")
     for title, rows in tables.items():
         yield "\n".join((f"| {title.lower()} | meaning |", "|---|---|", *rows, ""))
-    for below in getattr(command, "commands", {}).values():
-        yield f"### {context.command_path} {below.name}\n"
-        yield from _command(below, below.name, context)
 
 
 def _meaning(text: str) -> str:

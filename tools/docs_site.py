@@ -23,9 +23,9 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-# Where a page has `<!-- site: keys -->` or `<!-- site: command train -->`, the code writes the text.
-MADE = re.compile(r"<!-- site: (\w+) ?(.*?) -->")
-PARTS: dict[str, Callable[..., str]] = {"keys": docs_reference.keys_text, "command": docs_reference.command_text}
+# Where a page has `<!-- site: keys -->`, the code writes the text.
+MADE = re.compile(r"<!-- site: (\w+) -->")
+PARTS: dict[str, Callable[[], str]] = {"keys": docs_reference.keys_text, "commands": docs_reference.commands_text}
 log = logging.getLogger("mkdocs.hooks.docs_site")
 
 
@@ -111,7 +111,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Note the page whose links are resolved next, and write what the code says where the page asks for it."""
     LINKS.page = page.file.src_uri
-    return MADE.sub(lambda asked: PARTS[asked[1]](*asked[2].split()), markdown)
+    return MADE.sub(lambda asked: PARTS[asked[1]](), markdown)
 
 
 def _expanded(nav: list[object], docs: Path) -> list[object]:

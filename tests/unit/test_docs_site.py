@@ -32,13 +32,13 @@ def test_every_key_has_an_entry_with_its_anchor_type_and_text() -> None:
     assert "where [`rollout.max_staleness`](#rollout-max_staleness) is above 0" in page
 
 
-def test_every_command_has_a_section_that_the_site_completes() -> None:
-    page = (DOCS / "reference" / "commands.md").read_text(encoding="utf-8")
-    assert re.findall(r"^## (\S+)$", page, flags=re.MULTILINE) == list(COMMANDS)
-    assert re.findall(r"<!-- site: command (\S+) -->", page) == list(COMMANDS)
-    text = docs_reference.command_text("data")
-    assert "### megasharp data show\n" in text
-    assert "| `--limit <int>` | How many problems to print. Default `3`. `x>=0`. |" in text
+def test_every_command_is_listed_with_its_options_and_examples() -> None:
+    text = docs_reference.commands_text()
+    names = [name for panel in COMMANDS.values() for name in panel]
+    assert re.findall(r"^### .* \{ #(\S+) \}$", text, flags=re.MULTILINE) == names
+    assert "#### data show { #data-show }\n" in text
+    assert "megasharp runs show [OPTIONS] {run}\n" in text and "\nmegasharp runs show mine\n" in text
+    assert re.search(r"^\| `--limit <int>` \| .*\. Default `3`\. `x>=0`\. \|$", text, flags=re.MULTILINE)
 
 
 def options_of(words: list[str]) -> tuple[str, set[str]]:
