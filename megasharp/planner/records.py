@@ -14,6 +14,7 @@ from typing import Literal
 from megasharp.common.errors import UserError
 from megasharp.common.records import ParallelLayout
 from megasharp.config.policy import LoraConfig, PolicyConfig
+from megasharp.config.rollout import Transport
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.families import Family
 from megasharp.planner.formulas import KvCache, Lengths
@@ -116,7 +117,7 @@ class Engines:
     count: int
     tp: int
     colocated: bool
-    transport: str
+    transport: Transport
     overlap: bool
     memory_fraction: float | None = None
     most_requests: int | None = None

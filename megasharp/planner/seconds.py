@@ -381,4 +381,5 @@ def _sync(request: Request, gpu: Gpu, engines: Engines) -> StageTime:
         case "disk":
             seconds = size * (1 + engines.count) / request.rates.disk
             return StageTime("sync", seconds, f"written once, read by {engines.count} engine(s)")
-    return StageTime("sync", 0.0, "handed over in the process")
+        case "inprocess":
+            return StageTime("sync", 0.0, "handed over in the process")
