@@ -120,7 +120,8 @@ def evaluate(
         return
     output.outlive()
     status(f"loading PyTorch, then reading {source or engines or 'the options'}")
-    from megasharp.config.data import RewardConfig, RewardFunction
+    from megasharp.config.core import validate
+    from megasharp.config.data import RewardConfig
     from megasharp.trainer.evaluation import Asked, evaluate_source, numbers, settings
 
     collect_as_usual()
@@ -133,11 +134,15 @@ def evaluate(
         out,
         engines,
         overrides or [],
-        RewardConfig(
-            workers=workers,
-            timeout_s=timeout_s,
-            sandbox="bubblewrap" if sandbox else "none",
-            functions=[RewardFunction(function=path) for path in reward or ()],
+        validate(
+            RewardConfig,
+            {
+                "workers": workers,
+                "timeout_s": timeout_s,
+                "sandbox": "bubblewrap" if sandbox else "none",
+                "functions": [{"function": path} for path in reward or ()],
+            },
+            "megasharp eval",
         ),
         prompt,
     )

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.section import Section
-from megasharp.config.mistakes import in_one_line
+from megasharp.config.mistakes import first_mistake
+from megasharp.config.origin import origin
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # Parent of `configs` and the quickstart: a folder of the package in a wheel (setup.py), else the repository.
@@ -70,8 +71,26 @@ def parse_yaml(text: str, where: str) -> Any:
     """Return the value written in `text`. Raises UserError naming `where` when it is not YAML."""
     try:
         return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise UserError(f"{where}: not valid YAML: {one_line(error)}") from error
+    # PyYAML itself raises ValueError for a date such as 2026-13-45, and cannot go down a thousand lists.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not valid YAML: {_yaml_problem(error)}") from error
+
+
+# Texts of PyYAML that few would understand.
+_IN_WORDS = {
+    "mapping values are not allowed here": "a second ': ' in one line, or an indented line below a value; put texts in "
+    "quotes",
+    "found unexpected end of stream": "a quote that is not closed",
+    "found character '\\t' that cannot start any token": "a tab; indent with spaces",
+}
+
+
+def _yaml_problem(error: Exception) -> str:
+    """Return what PyYAML found and on which line. Example: "'steps' is written twice (line 3)"."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None or not problem:
+        return one_line(error)
+    return f"{_IN_WORDS.get(problem, problem)} (line {mark.line + 1})"
 
 
 def merge(base: Tree, over: Tree) -> Tree:
@@ -144,12 +163,19 @@ def apply_overrides(tree: Tree, overrides: Sequence[str]) -> Tree:
 SectionT = TypeVar("SectionT", bound=Section)
 
 
-def validate(schema: type[SectionT], tree: Tree, where: str) -> SectionT:
-    """Build `schema` from `tree`. Raises UserError: one line, first mistake, `where: dotted.key: reason`."""
+def validate(
+    schema: type[SectionT], tree: Tree, where: str, file: Path | None = None, overrides: Sequence[str] = ()
+) -> SectionT:
+    """Build `schema` from `tree`, which was read from `file` and overridden.
+
+    Raises UserError: one line, first mistake, `where: dotted.key: reason (line 4)`; without a `file` no line is named.
+    """
     try:
         return schema.model_validate(tree)
     except ValidationError as error:
-        raise UserError(f"{where}: {in_one_line(error, schema, tree)}") from None
+        mistake = first_mistake(error, schema, tree)
+        written = origin(mistake.place, file, overrides, find) if file is not None else ""
+        raise UserError(mistake.told(where, written)) from None
 
 
 def dump_yaml(section: Section) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, get_origin
@@ -31,11 +32,27 @@ _OURS = ("value_error", "assertion_error")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
-def in_one_line(error: ValidationError, schema: type[Section], tree: Tree) -> str:
-    """Return the first mistake in `tree` as `dotted.key: reason`, and the number of the others.
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """The first mistake in a tree: its place, the reason in one line, and the number of other places with mistakes.
 
-    Example: `policy.tp: expected integer >= 1, found 0 (and 2 more)`.
+    Example: `Mistake(("policy", "tp"), "expected integer >= 1, found 0", 2)`.
     """
+
+    place: Path
+    reason: str
+    others: int
+
+    def told(self, where: str, written: str) -> str:
+        """Return the line for a user: `my.yaml: policy.tp: expected integer >= 1, found 0 (line 4, and 2 more)`."""
+        key = ".".join(map(str, self.place))
+        notes = [*filter(None, [written]), *([f"and {self.others} more"] if self.others else [])]
+        told = f" ({', '.join(notes)})" if notes else ""
+        return f"{where}: {key + ': ' if key else ''}{self.reason}{told}"
+
+
+def first_mistake(error: ValidationError, schema: type[Section], tree: Tree) -> Mistake:
+    """Return the first mistake that pydantic found in `tree`."""
     mistakes = error.errors()
     paths = [path_of(tree, mistake) for mistake in mistakes]
     # The first mistake, or the one deepest inside the same value: that alternative of a union came closest. Of
@@ -44,10 +61,9 @@ def in_one_line(error: ValidationError, schema: type[Section], tree: Tree) -> st
     first = mistakes[max(below, key=lambda n: (len(paths[n]), mistakes[n]["type"] == "extra_forbidden"))]
     # A place that leads to another mistake is the same mistake, seen from further up.
     ends = {path for path in paths if not any(len(p) > len(path) and p[: len(path)] == path for p in paths)}
-    more = f" (and {len(ends) - 1} more)" if len(ends) > 1 else ""
     place = path_of(tree, first)
-    key = ".".join(str(part) for part in (place[:-1] if first["type"] == "invalid_key" else place))
-    return f"{key + ': ' if key else ''}{one_line(ValueError(_reason(first, key, schema)))}{more}"
+    place = place[:-1] if first["type"] == "invalid_key" else place
+    return Mistake(place, one_line(ValueError(_reason(first, place, schema))), max(0, len(ends) - 1))
 
 
 def path_of(tree: Tree, mistake: ErrorDetails) -> Path:
@@ -65,9 +81,10 @@ def path_of(tree: Tree, mistake: ErrorDetails) -> Path:
     return tuple(path)
 
 
-def _reason(mistake: ErrorDetails, key: str, schema: type[Section]) -> str:
+def _reason(mistake: ErrorDetails, place: Path, schema: type[Section]) -> str:
     value, kind = mistake.get("input"), mistake["type"]
     if kind == "extra_forbidden":
+        key = ".".join(map(str, place))
         keys = [known for known, _ in described_keys(schema)]
         return f"unknown key{other_name(key, value, keys) or _nearest(schema, mistake['loc'])}"
     if kind == "missing":
@@ -75,7 +92,7 @@ def _reason(mistake: ErrorDetails, key: str, schema: type[Section]) -> str:
     if kind in _OURS:
         said = mistake["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
         # Of a whole table the message says what is wrong in it.
-        return said if isinstance(value, dict) or not key else f"{said} (found {shown(value)})"
+        return said if isinstance(value, dict) or not place else f"{said} (found {shown(value)})"
     if kind == "invalid_key":
         return f"expected names as keys, found {shown(value)}; write it in quotes"
     whole = _whole(schema)

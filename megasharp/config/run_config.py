@@ -365,7 +365,7 @@ def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     Paths in it are found beside the file that has them, from the working directory, or in what megasharp ships. Raises
     UserError in one line.
     """
-    return validate(RunConfig, run_tree(path, overrides), str(path))
+    return validate(RunConfig, run_tree(path, overrides), str(path), find(str(path)), overrides)
 
 
 def run_tree(path: Path, overrides: Sequence[str] = ()) -> Tree:

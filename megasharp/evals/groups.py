@@ -149,7 +149,7 @@ def load_group(name: str) -> SuiteGroup | None:
             tree = read_tree(candidate)
             if candidate.parent.name != GROUP_FOLDER.name and "suites" not in tree:
                 return None
-            return validate(SuiteGroup, tree, str(candidate))
+            return validate(SuiteGroup, tree, str(candidate), candidate)
     return None
 
 

@@ -183,7 +183,7 @@ def load_suite(
     """
     path = _suite_path(name)
     given = {key: value for key, value in (("prompt", prompt), ("limit", limit), ("seed", seed)) if value is not None}
-    entry = validate(SuiteFile, {**read_tree(path), **given}, str(path))
+    entry = validate(SuiteFile, {**read_tree(path), **given}, str(path), path)
     if entry.set is None and entry.path is None:
         raise UserError(f"{path}: task: name its data file as path")
     data = _data_path(path, entry)
@@ -206,7 +206,7 @@ def load_suite(
 def suite_source(name: str) -> tuple[SuiteFile, Path | None]:
     """Return what a suite's file says, and where its data is; None for a set's own place. Raises as `load_suite`."""
     path = _suite_path(name)
-    entry = validate(SuiteFile, read_tree(path), str(path))
+    entry = validate(SuiteFile, read_tree(path), str(path), path)
     return entry, _data_path(path, entry)
 
 

@@ -22,6 +22,7 @@ from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapt
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import ParallelLayout
+from megasharp.config.mistakes import shown
 from megasharp.config.policy import LoraConfig, LoraTarget, PolicyConfig
 from megasharp.convert.architecture import Architecture, RopeParameters
 from megasharp.convert.mapping import padded_vocab
@@ -125,9 +126,10 @@ def _check_type(key: str, value: object, config: type) -> None:
         return
     try:
         adapter.validate_python(value, strict=True)
-    except ValidationError as error:
-        reason = error.errors()[0]["msg"]
-        raise UserError(f"policy.megatron.{key}: {reason} (found {value!r})") from None
+    except ValidationError:
+        hint = get_type_hints(config)[key]
+        expected = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+        raise UserError(f"policy.megatron.{key}: Megatron-core expects {expected}, found {shown(value)}") from None
 
 
 def transformer_config(

@@ -86,7 +86,7 @@ def read_datasets(path: Path) -> list[GymDataset]:
     """The data sets of a file, nothing generated yet."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; data.path must be a YAML file with 'datasets'")
-    file = validate(GymFile, read_tree(path), str(path))
+    file = validate(GymFile, read_tree(path), str(path), path)
     return [
         GymDataset(entry.name, entry.size, entry.seed, json.dumps(entry.config, sort_keys=True))
         for entry in file.datasets

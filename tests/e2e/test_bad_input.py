@@ -171,7 +171,7 @@ def test_missing_run_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ("{num_moe_experts: 4}", "another model"),
         ("{rotary_interleaved: true}", "another model"),
         ("{softmax_scale: 0.5}", "another model"),
-        ("{attention_softmax_in_fp32: maybe}", "valid boolean"),
+        ("{attention_softmax_in_fp32: maybe}", "Megatron-core expects bool, found"),
     ],
 )
 def test_options_passed_through_to_megatron(mistake, option: str, reason: str) -> None:

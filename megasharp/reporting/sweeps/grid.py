@@ -187,7 +187,7 @@ class Cell:
 
 def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
     """Read a sweep's file, with `key=value` overrides of its own keys. Raises UserError in one line."""
-    config = validate(SweepConfig, apply_overrides(read_tree(path), overrides), str(path))
+    config = validate(SweepConfig, apply_overrides(read_tree(path), overrides), str(path), path, overrides)
     for key, name in (("before", config.results.before), ("against", config.results.against)):
         if name is not None and name not in (config.cases or {""}):
             raise UserError(f"{path}: results.{key}: no case {name!r}; cases: {', '.join(config.cases) or 'none'}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import pytest
@@ -13,8 +14,8 @@ from pydantic import BaseModel
 
 from megasharp.common.errors import UserError
 from megasharp.common.section import Section
-from megasharp.config.core import apply_overrides, merge, validate
-from megasharp.config.run_config import RunConfig
+from megasharp.config.core import apply_overrides, merge, parse_yaml, validate
+from megasharp.config.run_config import RunConfig, load_run
 from megasharp.config.schema_keys import PATTERNS, tables_in
 from megasharp.evals.groups import SuiteGroup
 from megasharp.evals.suites import SuiteFile
@@ -101,6 +102,55 @@ def test_mistakes_that_people_make(override: str, message: str) -> None:
     with pytest.raises(UserError) as refused:
         validate(RunConfig, apply_overrides(REQUIRED, [override]), "f.yaml")
     assert str(refused.value) == f"f.yaml: {message}"
+
+
+@each_case(
+    ("overrides", "message"),
+    [
+        ([], "policy.tp: expected integer >= 1, found 0 (line 4, and 2 more)"),
+        (["policy.tp=2"], 'policy.optimizer.eps: expected number > 0, found "big" ({}/more.yaml, line 2, and 1 more)'),
+        (
+            ["policy={tp: x, optimizer: {}}"],
+            'policy.tp: expected integer >= 1, found "x" (override policy, and 2 more)',
+        ),
+        (
+            ["policy.tp=2", "policy.optimizer.eps=0.1"],
+            'policy.offload.1: expected weights, gradients or optimizer, found "w" (line 6)',
+        ),
+        (
+            ["policy.tp=2", "policy.optimizer.eps=0.1", "policy.offload=[]", "steps="],
+            "steps: expected integer >= 1, found null; give it a value, or leave the key out (override steps)",
+        ),
+    ],
+)
+def test_a_mistake_is_told_with_the_line_or_the_override_that_made_it(
+    overrides: list[str], message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text(
+        "include: [more.yaml]\nname: r\nmodel: {path: m}\npolicy: {tp: 0,\n  offload: [weights,\n  w]}\n"
+        "steps: 1\ndata: {task: countdown, path: p}\n"
+    )
+    (tmp_path / "more.yaml").write_text("policy:\n  optimizer: {eps: big}\n")
+    with pytest.raises(UserError) as refused:
+        load_run(file, overrides)
+    assert str(refused.value) == f"{file}: {message.format(tmp_path)}"
+
+
+@each_case(
+    ("text", "problem"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "'a' is written twice (line 3)"),
+        ("a: b: c\n", "a second ': ' in one line, or an indented line below a value; put texts in quotes (line 1)"),
+        ("a:\n\tb: 1\n", "a tab; indent with spaces (line 2)"),
+        ("a: 2026-13-45\n", "month must be in 1..12"),
+        ("[" * 5000, "maximum recursion depth exceeded"),
+    ],
+)
+def test_text_that_is_no_yaml_is_told_by_its_line(text: str, problem: str) -> None:
+    with pytest.raises(UserError) as refused:
+        parse_yaml(text, "f.yaml")
+    assert str(refused.value).startswith(f"f.yaml: not valid YAML: {problem}")
 
 
 def test_every_pattern_of_a_schema_has_words() -> None:
