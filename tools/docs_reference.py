@@ -51,7 +51,7 @@ def _keys_below(names: list[str], *, named: bool = True) -> Iterator[str]:
             if table.model_fields[name].is_required():
                 default = " · required"
             elif key in DERIVED:
-                default += ", [found when the run starts](run-file.md#what-a-file-may-leave-open)"
+                default += ", [found when the run starts](run-file.md#derived-values)"
             yield f"### `{key}` {{ #{key.replace('.', '-')} .key }}\n\n{facts.type}{default}\n{{ .facts }}\n"
             yield f"{_linked(facts.text)}\n"
 
