@@ -17,6 +17,7 @@ from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
@@ -40,6 +41,7 @@ FIGURES = {
     *("success evaluation: dev", "success training: groups of responses", "code errors", "stages a", "stages b"),
     *("rollout/tokens_per_second", "rollout/length_mean", "responses/lengths"),
 }
+CHART = "const of = (name) => [...charts].find(([host]) => host.dataset.chart === name)[1];"
 DOM = Path(__file__).parents[2] / "megasharp" / "reporting" / "page" / "static" / "dom.js"
 
 
@@ -66,11 +68,47 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def address(runs: Path) -> str:
+    return write_report([runs / "a", runs / "b"], None).as_uri()
+
+
 @pytest.fixture
-def page(browser: webdriver.Chrome, runs: Path) -> webdriver.Chrome:
+def page(browser: webdriver.Chrome, address: str) -> webdriver.Chrome:
     logs(browser)
-    browser.get(write_report([runs / "a", runs / "b"], None).as_uri())
+    browser.get(address)
+    browser.execute_script("localStorage.clear()")
     return browser
+
+
+def of_chart(browser: webdriver.Chrome, name: str, what: str) -> object:
+    """A value of a chart that is drawn: `u` is uPlot's own object."""
+    return browser.execute_script(f"{CHART} const u = of(arguments[0]); return {what}", name)
+
+
+def draw_all(browser: webdriver.Chrome) -> None:
+    """As if the reader had scrolled over the whole page."""
+    browser.execute_script("[...waiting.keys()].filter((host) => host.clientWidth).forEach(drawChart)")
+
+
+def shown_steps(browser: webdriver.Chrome) -> list[list[float]]:
+    """The range of steps of every chart over steps that is drawn."""
+    ends = "[drawn.scales.x.min, drawn.scales.x.max]"
+    return browser.execute_script(
+        f"return [...charts.values()].filter((drawn) => drawn.axis === 'step').map((drawn) => {ends})"
+    )
+
+
+def middle(browser: webdriver.Chrome, name: str) -> WebElement:
+    """The plotting area of a chart, in the middle of the window."""
+    area = find(browser, f"[data-figure='{name}'] .u-over")[0]
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", area)
+    return area
+
+
+def at_width(browser: webdriver.Chrome, width: int) -> None:
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
 def logs(browser: webdriver.Chrome) -> tuple[list[str], list[str]]:
@@ -89,6 +127,12 @@ def texts(browser: webdriver.Chrome, css: str) -> list[str]:
     return browser.execute_script(
         "return [...document.querySelectorAll(arguments[0])].map((one) => one.innerText)", css
     )
+
+
+def pressed(browser: webdriver.Chrome) -> list[str]:
+    """The models that are shown, as the folded part says too."""
+    script = "return [...document.querySelectorAll('#passk .chip[aria-pressed=true]')].map((one) => one.textContent)"
+    return browser.execute_script(script)
 
 
 def choose(browser: webdriver.Chrome, label: str, value: str) -> None:
@@ -124,11 +168,14 @@ def test_the_page_is_whole_and_asks_for_nothing(page: webdriver.Chrome) -> None:
     assert find(page, "img") == []
     drawn = {figure.get_attribute("data-figure"): figure for figure in find(page, "figure[data-figure]")}
     assert drawn.keys() >= FIGURES, FIGURES - drawn.keys()
-    marks = "polyline, path.curve, rect, td.cell"
+    page.execute_script("document.querySelectorAll('.group').forEach((box) => { box.open = true; })")
+    draw_all(page)
+    marks = "canvas, path.curve, rect, td.cell"
     empty = [name for name, figure in drawn.items() if not figure.find_elements(By.CSS_SELECTOR, marks)]
     assert empty == []
+    ink = "[...u.ctx.getImageData(0, 0, u.ctx.canvas.width, u.ctx.canvas.height).data].filter((part) => part).length"
+    assert of_chart(page, "reward/mean", ink) > 4000 and of_chart(page, "change dev", ink) > 4000
     assert "pass@8" in find(page, ".words")[0].text
-    assert find(page, "[data-figure='reward/mean'] line.mark")
     assert len(find(page, "#settings tr")) == 3
 
 
@@ -137,6 +184,8 @@ def test_numbers_of_every_chart_can_be_read(page: webdriver.Chrome) -> None:
         parseFloat(getComputedStyle(one.querySelector('text')).fontSize) * one.getBoundingClientRect().width / 420)"""
     sizes = page.execute_script(script)
     assert min(sizes) > 10.5 and max(sizes) < 1.5 * min(sizes)
+    draw_all(page)
+    assert of_chart(page, "reward/mean", "u.axes.map((axis) => axis.font[1])") == [12, 12]
 
 
 def test_both_ends_of_a_histogram_are_named(page: webdriver.Chrome) -> None:
@@ -149,37 +198,147 @@ def test_both_ends_of_a_histogram_are_named(page: webdriver.Chrome) -> None:
 
 
 def test_runs_that_coincide_are_both_seen(page: webdriver.Chrome) -> None:
-    lines = find(page, "[data-figure='reward/mean'] polyline.curve")
-    assert [line.get_attribute("stroke-dasharray") for line in lines] == [None, "6 4"]
-    bands = find(page, "[data-figure='pass@k dev'] polygon.band")
-    assert bands and all(band.get_attribute("stroke") == band.get_attribute("fill") for band in bands)
+    draw_all(page)
+    assert of_chart(page, "reward/mean", "u.series.slice(1).map((one) => one.dash || null)") == [None, [6, 4]]
+    edges, fill = "u.bands.map((band) => band.series)", "u.bands.map((band) => band.fill(u, 0).slice(0, 7))"
+    assert of_chart(page, "pass@k dev", edges) == [[2, 1], [5, 4], [8, 7]]
+    assert of_chart(page, "pass@k dev", fill) == ["#6b7280", "#0060a8", "#b8560f"]
 
 
-def test_values_are_shown_under_the_cursor(page: webdriver.Chrome) -> None:
-    chart = find(page, "[data-figure='reward/mean'] svg")[0]
-    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", chart)
-    webdriver.ActionChains(page).move_to_element(chart).perform()
+def test_values_of_all_runs_are_shown_under_the_cursor(page: webdriver.Chrome) -> None:
+    draw_all(page)
+    webdriver.ActionChains(page).move_to_element(middle(page, "reward/mean")).perform()
     hint = find(page, "#tip")[0]
-    assert hint.is_displayed() and hint.text.startswith("step 3") and "0.3" in hint.text
+    assert hint.is_displayed() and hint.text.startswith("step 3")
+    assert [row.text for row in hint.find_elements(By.TAG_NAME, "tr")] == ["a 0.3", "b 0.3"]
+    assert "a, after step 3: attempt 2 begins" in hint.text
+    assert of_chart(page, "policy/clip_high", "u.data[0][u.cursor.idx]") == 3, "the other charts follow the cursor"
+    find(page, "h1")[0].click()
+    webdriver.ActionChains(page).move_to_element(middle(page, "eval/dev/pass@8")).move_by_offset(170, 0).perform()
+    assert "a 0.5 (0 to 1)" in hint.text
+
+
+def test_a_drag_zooms_all_charts_of_the_axis(page: webdriver.Chrome) -> None:
+    draw_all(page)
+    ks = "[u.scales.x.min, u.scales.x.max]"
+    before = of_chart(page, "pass@k dev", ks)
+    area = middle(page, "reward/mean")
+    width = area.size["width"]
+    drag = webdriver.ActionChains(page).move_to_element_with_offset(area, -width // 6, 0).click_and_hold()
+    drag.move_by_offset(width // 3, 5).release().perform()
+    ranges = shown_steps(page)
+    assert len(ranges) > 20 and all(one == ranges[0] for one in ranges)
+    low, high = ranges[0]
+    assert low == pytest.approx(2, abs=0.1) and high == pytest.approx(4, abs=0.1)
+    assert of_chart(page, "pass@k dev", ks) == before, "k is another axis"
+    fields = [field.get_attribute("value") for field in find(page, ".range input")]
+    assert fields == ["2", "4"]
+    click(page, "#curves label", "logarithmic")
+    assert all(one == ranges[0] for one in shown_steps(page)), "charts that are drawn anew are zoomed too"
+    webdriver.ActionChains(page).double_click(middle(page, "entropy/policy")).perform()
+    assert all(one == [0, 6] for one in shown_steps(page))
+    change = "const field = document.querySelector('.range [name=first]'); field.value = 3; "
+    page.execute_script(change + "field.dispatchEvent(new Event('change'))")
+    assert all(one == [3, 6] for one in shown_steps(page)), "without a mouse"
+    click(page, ".range button", "all steps")
+    assert all(one == [0, 6] for one in shown_steps(page)) and logs(page)[0] == []
+
+
+def test_metrics_are_found_by_words_and_by_key(page: webdriver.Chrome) -> None:
+    field = find(page, "#query")[0]
+    shown = "#curves figure, #pinned figure, #time figure"
+    for typed, names in {
+        "clipped above": {"policy/clip_high"},
+        "POLICY/clip_h": {"policy/clip_high"},
+        "step seconds": {"time/step", "time/update", "time/rollout"},
+        "no such metric": set(),
+    }.items():
+        field.send_keys(Keys.CONTROL, "a", Keys.NULL, typed)
+        found = {figure.get_attribute("data-figure") for figure in find(page, shown)}
+        assert {name for name in found if not name.startswith("stages ")} == names
+        assert f"{len(names)} of " in find(page, "#curves .count")[0].text
+        assert page.switch_to.active_element == field, "one types on"
+    field.send_keys(Keys.CONTROL, "a", Keys.NULL, Keys.DELETE)
+    assert len(find(page, "#curves figure")) > 20 and find(page, "#curves .count") == []
+    caption = find(page, "[data-figure='policy/clip_high'] b")[0]
+    assert (caption.text, caption.get_attribute("title")) == ("share of tokens clipped above", "policy/clip_high")
+
+
+PINNED = "#pinned figure"
+
+
+def test_pins_outlive_the_page(page: webdriver.Chrome, address: str) -> None:
+    click(page, "[data-figure='policy/clip_high'] .pin", "pin")
+    (figure,) = find(page, PINNED)
+    assert figure.get_attribute("data-figure") == "policy/clip_high"
+    assert find(page, "#curves [data-figure='policy/clip_high']") == [], "it moved"
+    page.get(address)
+    assert len(find(page, PINNED)) == 1
+    click(page, f"{PINNED} .pin", "unpin")
+    assert find(page, PINNED) == [] and len(find(page, "#curves [data-figure='policy/clip_high']")) == 1
+    page.get(address)
+    assert find(page, PINNED) == []
+
+
+def test_pins_work_where_nothing_can_be_stored(page: webdriver.Chrome, address: str) -> None:
+    broken = "Object.defineProperty(window, 'localStorage', { get() { throw new Error('forbidden'); } })"
+    made = page.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": broken})
+    try:
+        page.get(address)
+        click(page, "[data-figure='policy/clip_high'] .pin", "pin")
+        assert len(find(page, PINNED)) == 1 and logs(page)[0] == []
+        page.get(address)
+        assert find(page, PINNED) == []
+    finally:
+        page.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", made)
+
+
+def test_charts_that_are_zero_throughout_are_folded_away(page: webdriver.Chrome) -> None:
+    (box,) = find(page, "[data-fold='charts: zero']")
+    assert box.get_attribute("open") is None and box.text.startswith("Zero at every step")
+    assert not find(page, "[data-figure='eval/dev/infra']")[0].is_displayed()
+    page.execute_script("arguments[0].firstChild.click(); arguments[0].scrollIntoView()", box)
+    WebDriverWait(page, HANG_S).until(lambda driver: find(driver, "[data-figure='eval/dev/infra'] canvas"))
+
+
+def test_parts_are_folded_on_a_phone(page: webdriver.Chrome, address: str) -> None:
+    at_width(page, 390)
+    page.get(address)
+    assert find(page, "details.part[open]") == []
+    assert page.execute_script("return document.documentElement.scrollHeight") < 4000
+    click(page, "nav a", "pass@k")
+    assert find(page, "#passk")[0].get_attribute("open")
+    WebDriverWait(page, HANG_S).until(lambda driver: find(driver, "[data-figure='pass@k dev'] canvas"))
+    page.execute_script("document.querySelector('#curves > summary').click()")
+    click(page, "#curves .group:first-of-type > summary", "Reward")
+    WebDriverWait(page, HANG_S).until(lambda driver: find(driver, "[data-figure='reward/mean'] canvas"))
+    click(page, "#curves .chip", "b")
+    assert find(page, "#curves")[0].get_attribute("open"), "what was opened stays open"
+    page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_runs_scales_and_models_can_be_chosen(page: webdriver.Chrome) -> None:
-    lines = "[data-figure='reward/mean'] polyline"
-    before = [line.get_attribute("points") for line in find(page, lines)]
-    assert len(before) == 2
+    draw_all(page)
+    count_of = "u.series.length - 1"
+    assert of_chart(page, "reward/mean", count_of) == 2
     click(page, "#curves .chip", "b")
-    assert len(find(page, lines)) == 1
+    draw_all(page)
+    assert of_chart(page, "reward/mean", count_of) == 1
     click(page, "#curves .chip", "b")
+    assert of_chart(page, "reward/mean", "u.scales.y.distr") == 1
     click(page, "#curves label", "logarithmic")
-    assert [line.get_attribute("points") for line in find(page, lines)] != before
+    draw_all(page)
+    assert of_chart(page, "reward/mean", "[u.scales.y.distr, u.data.length]") == [3, 3]
     page.execute_script(
         "const s = document.querySelector('input[type=range]'); s.value = 0.3; s.dispatchEvent(new Event('change'))"
     )
-    assert len(find(page, "[data-figure='reward/mean'] polyline.faint")) == 2
+    draw_all(page)
+    assert of_chart(page, "reward/mean", "u.series.slice(1).map((one) => one.width)") == [1, 2, 1, 2]
     click(page, "#passk .chip", "base")
     assert find(page, "[data-figure='candidates base']") == [], "a model is chosen for the whole page"
-    click(page, "summary", "more figures")
-    WebDriverWait(page, HANG_S).until(lambda driver: find(driver, "[data-figure='something/of_its_own'] polyline"))
+    click(page, "summary", "Further charts")
+    page.execute_script("document.querySelector('[data-figure=\"something/of_its_own\"]').scrollIntoView()")
+    WebDriverWait(page, HANG_S).until(lambda driver: find(driver, "[data-figure='something/of_its_own'] canvas"))
     assert logs(page)[0] == []
 
 
@@ -207,11 +366,11 @@ def test_filters_of_the_browser(page: webdriver.Chrome) -> None:
     choose(page, "code errors", "yes")
     assert count(page) == 12 and "reports TypeError" in find(page, ".card")[0].text
     click(page, "#rollouts button", "clear filters")
-    search = "const box = document.querySelector('input[type=search]'); box.value = arguments[0]; "
+    search = "const box = document.querySelector('#rollouts input[type=search]'); box.value = arguments[0]; "
     page.execute_script(search + "box.dispatchEvent(new Event('input'))", EVIL[:20])
     assert count(page) == 48, "it is in every response's tokens"
     click(page, "#rollouts button", "clear filters")
-    find(page, "input[type=search]")[0].click()
+    find(page, "#rollouts input[type=search]")[0].click()
     for sign in "no such words":  # as one types: each sign is heard, and the cursor stays
         page.switch_to.active_element.send_keys(sign)
     assert count(page) == 0
@@ -238,8 +397,9 @@ def test_two_runs_side_by_side(page: webdriver.Chrome) -> None:
 
 @pytest.mark.parametrize("width", [1400, 700, 390])
 def test_nothing_is_wider_than_the_window(page: webdriver.Chrome, width: int) -> None:
-    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    at_width(page, width)
+    page.execute_script("document.querySelectorAll('details').forEach((box) => { box.open = true; })")
+    draw_all(page)
     assert page.execute_script("return document.documentElement.scrollWidth") <= width
     page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
@@ -255,6 +415,15 @@ def test_light_dark_and_print(page: webdriver.Chrome) -> None:
     assert paper() == "rgb(13, 17, 23)", "as the system is"
     click(page, "#theme", "dark / light")
     assert paper() == "rgb(255, 255, 255)"
+    draw_all(page)
+    stroke = "u.series[1].stroke(u, 1).slice(0, 7)"
+    assert of_chart(page, "reward/mean", stroke) == "#0060a8"
+    click(page, "#theme", "dark / light")
+    assert of_chart(page, "reward/mean", stroke) == "#58b2ff"
+    page.execute_script("window.dispatchEvent(new Event('beforeprint'))")
+    assert of_chart(page, "reward/mean", stroke) == "#0060a8", "on paper it is light"
+    assert find(page, "details.part:not([open])") == [] and page.execute_script("return charts.size") > 20
+    page.execute_script("window.dispatchEvent(new Event('afterprint'))")
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     assert not find(page, "nav")[0].is_displayed()
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
@@ -282,15 +451,24 @@ def test_a_served_page_refreshes_and_keeps_what_was_chosen(browser: webdriver.Ch
             start, query = url.split("?")
             logs(browser)
             browser.get(url)
+            browser.execute_script("localStorage.clear(); state.pins.clear()")
             click(browser, "#curves label", "logarithmic")
-            assert texts(browser, "#passk .chip[aria-pressed=true]") == ["base", "mine 6"]
+            click(browser, "[data-figure='policy/clip_high'] .pin", "pin")
+            browser.execute_script("document.querySelector('#passk > summary').click(); zoom('step', [2, 5])")
+            find(browser, "#query")[0].send_keys("mean")
+            browser.execute_script("window.scrollTo(0, 300)")
+            assert pressed(browser) == ["base", "mine 6"]
             save(result([1, 2, 3, 5], 8, 7), root / "evals" / "step_000007")
             with (root / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps({"step": 7, "time": time.time(), "time/step": 2.0, "reward/mean": 0.7}) + "\n")
             WebDriverWait(browser, HANG_S).until(lambda driver: "step 7 of 6" in texts(driver, ".run")[0])
             assert browser.execute_script("return document.querySelector('#curves input[type=checkbox]').checked")
-            shown = texts(browser, "#passk .chip[aria-pressed=true]")
-            assert shown == ["base", "mine 7"], "the last is another one now"
+            assert {*map(tuple, shown_steps(browser))} == {(2, 5)}
+            assert browser.execute_script("return [window.scrollY, [...state.pins]]") == [300, ["policy/clip_high"]]
+            assert find(browser, "#query")[0].get_attribute("value") == "mean"
+            assert "match" in find(browser, "#curves .count")[0].text
+            assert find(browser, "#passk")[0].get_attribute("open") is None, "folded, as it was"
+            assert pressed(browser) == ["base", "mine 7"], "the last is another one now"
             console, asked = logs(browser)
             expected = {url, f"{start}data.json?{query}", f"{start}favicon.ico"}
             assert console == [] and set(asked) <= expected

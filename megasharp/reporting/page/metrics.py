@@ -17,12 +17,14 @@ import numpy as np
 from megasharp.checkpoint.attempts import FINISHED
 from megasharp.evals.estimators import Interval, mean_intervals, pass_at_k
 from megasharp.evals.result import EvalResult
+from megasharp.metrics.names import in_words
 from megasharp.reporting.history import RunHistory, goodput
 from megasharp.reporting.number_text import duration
-from megasharp.reporting.page.records import Figure, Mark, Points, Series, Stages, ranges, rounded, thinned
+from megasharp.reporting.page.packed import packed, thinned
+from megasharp.reporting.page.records import Figure, Mark, Points, Series, Stages, ranges, rounded
 
-# Points of one curve on the page.
-MOST_POINTS = 400
+# Points of one curve on the page: a point for each step of all but the longest runs.
+MOST_POINTS = 5000
 OTHER = "Everything else"
 _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Reward and pass@k", (r"reward/mean", r"eval/.+/pass@\d+", r"eval/.+/greedy")),
@@ -67,16 +69,6 @@ _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("GPUs (NVML)", (r"gpu/.+",)),
 )
-_TITLES = {
-    "reward/mean": "mean reward",
-    "entropy/policy": "token entropy (nats)",
-    "rollout/tokens_per_second": "response tokens per second",
-    "responses/lengths": "tokens of responses that were trained, and (dashed) discarded: means, and (pale) p90",
-    "time/step": "seconds a step",
-    "mem/peak_rss_mb": "peak memory of the driver (MiB)",
-    "batch/padding": "share of packed rows that are padding",
-    "batch/imbalance": "FLOPs of the largest data-parallel rank over the mean, minus 1",
-}
 _NOT_FIGURES = ("step", "time")
 # The figure that has several curves of a run: the page draws means dark and percentiles pale, what is discarded dashed.
 _LENGTHS = "responses/lengths"
@@ -96,17 +88,17 @@ def figures(runs: Sequence[RunHistory], results: Results) -> list[Figure]:
     placed = sorted((_place(name), name) for name in names if name not in _NOT_FIGURES)
     made = []
     for (section, *_), name in placed:
-        heading = _SECTIONS[section][0] if section < len(_SECTIONS) else OTHER
-        title = _TITLES.get(name, name.removeprefix("eval/"))
         curves = _OF_LENGTHS if name == _LENGTHS else {name: ""}
         series = [
-            Series(place, _points(curve, run, place, results), label)
+            one
             for place, run in enumerate(runs)
             for curve, label in curves.items()
+            if (one := _series(curve, label, run, place, results)) is not None
         ]
-        drawn = [one for one in series if one.points]
-        if drawn:
-            made.append(Figure(name, title, heading, not name.startswith("eval/"), drawn))
+        if series:
+            heading = _SECTIONS[section][0] if section < len(_SECTIONS) else OTHER
+            zero = all(isinstance(one.y, list) and one.y[:2] == [0.0, 0.0] for one in series)
+            made.append(Figure(name, in_words(name), heading, not name.startswith("eval/"), zero, series))
     return made
 
 
@@ -123,18 +115,22 @@ def _natural(name: str) -> tuple[str | int, ...]:
     return tuple(int(part) if place % 2 else part for place, part in enumerate(re.split(r"(\d+)", name)))
 
 
-def _points(name: str, run: RunHistory, place: int, results: Results) -> Points:
+def _series(name: str, label: str, run: RunHistory, place: int, results: Results) -> Series | None:
+    """Return a metric's curve, of an evaluation with its intervals where every point has one; None without a point."""
     points = run.series(name)
+    if not points:
+        return None
     if not name.startswith("eval/"):
-        return thinned(points, MOST_POINTS)
+        steps_N, values_N = thinned(points, MOST_POINTS)
+        return Series(place, packed(steps_N), packed(values_N), label)
+    steps, values = zip(*points, strict=True)
     _, suite, figure = name.split("/", 2) if name.count("/") >= 2 else ("", "", "")
-    found = []
-    for step, value in points:
-        result = results.get((place, step, suite))
-        interval = result.intervals.get(figure) if result is not None else None
-        bounds = [rounded(interval.low), rounded(interval.high)] if interval is not None else []
-        found.append([float(step), rounded(value), *bounds])
-    return found
+    found = [result.intervals.get(figure) for step in steps if (result := results.get((place, step, suite)))]
+    bounds = [interval for interval in found if interval is not None]
+    if len(bounds) < len(steps):
+        return Series(place, packed(steps), packed(values), label)
+    low, high = (packed([getattr(interval, end) for interval in bounds]) for end in ("low", "high"))
+    return Series(place, packed(steps), packed(values), label, low, high)
 
 
 MOST_COLUMNS = 60

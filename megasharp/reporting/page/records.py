@@ -1,8 +1,8 @@
 """The page's records, which become its JSON, and the helpers that keep it small. Scripts in `static/` draw them.
 
 A `model` is the weights of a run after a step; models are named by their place in `Page.models`, runs by theirs in
-`Page.runs`. Points are lists, [x, y] or [x, y, low, high], because a page holds many. Of many things a page holds a
-few, evenly chosen, and of long curves the means.
+`Page.runs`. Curves over steps are packed (`packed.py`); points of other figures are lists, [x, y] or [x, y, low, high].
+Of many things a page holds a few, evenly chosen, and of very long curves the means.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
+
+from megasharp.reporting.page.packed import Packed
 
 Points = list[list[float]]
 
@@ -50,21 +52,31 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One run's points in a figure; `label` tells them from the run's others there."""
+    """One run's curve over steps `x`; `label` tells it from the run's others in the figure.
+
+    `low` and `high` bound a 95% interval at each point; None where none was measured.
+    """
 
     run: int
-    points: Points
+    x: Packed
+    y: Packed
     label: str = ""
+    low: Packed | None = None
+    high: Packed | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure over steps, the runs overlaid. `noisy`: one point per step, which the page may smooth."""
+    """A figure over steps, the runs overlaid: metric `name`, whose `title` is in words.
+
+    `noisy`: one point per step, which the page may smooth. `zero`: 0 at every step of every run, which it folds away.
+    """
 
     name: str
     title: str
     section: str
     noisy: bool
+    zero: bool
     series: list[Series]
 
 
@@ -179,7 +191,7 @@ class Rollouts:
 
 @dataclass(frozen=True, slots=True)
 class CodeErrors:
-    """Correct responses that report an error of code: points are [step, share, errors, correct responses]."""
+    """Share of correct responses that report an error of code, over steps."""
 
     note: str
     series: list[Series]
@@ -208,11 +220,12 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The whole page. `live`: it was served and polls for changes."""
+    """The whole page. `live`: it was served and polls for changes; `last_step`: the last of the curves over steps."""
 
     title: str
     made: str
     live: bool
+    last_step: int
     words: list[str]
     runs: list[Run]
     models: list[Model]
@@ -239,13 +252,6 @@ def spread_out(items: Sequence[Item], most: int) -> list[Item]:
     while len(chosen := [*range(0, len(items) - 1, distance), len(items) - 1]) > most:
         distance *= 2
     return [items[place] for place in chosen] if items else []
-
-
-def thinned(points: Sequence[tuple[float, float]], most: int) -> Points:
-    """Reduce to at most `most` points: means of x and y over equally many neighbours, at the end maybe fewer."""
-    width = -(-len(points) // most) if points else 1
-    parts = [points[start : start + width] for start in range(0, len(points), width)]
-    return [[rounded(sum(axis) / len(part), 6) for axis in zip(*part, strict=True)] for part in parts]
 
 
 def ranges(count: int, most: int) -> list[range]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from megasharp.common.records import Outcome
 from megasharp.metrics.response_table import prompt_rank, read_table, read_tokens, table_step
 from megasharp.reporting.history import RunHistory, kept_responses
+from megasharp.reporting.page.packed import packed
 from megasharp.reporting.page.records import (
     Bars,
     CodeErrors,
@@ -156,13 +157,12 @@ def _success(counted: Sequence[Sequence[_Counted]]) -> Success | None:
 
 
 def _code_errors(counted: Sequence[Sequence[_Counted]]) -> CodeErrors:
-    series = [
-        Series(
-            run,
-            [[one.step, rounded(one.errors / one.correct), one.errors, one.correct] for one in steps if one.correct],
-        )
-        for run, steps in enumerate(counted)
-    ]
+    series = []
+    for run, steps in enumerate(counted):
+        some = [one for one in steps if one.correct]
+        if some:
+            shares = [one.errors / one.correct for one in some]
+            series.append(Series(run, packed([one.step for one in some]), packed(shares)))
     read = sum(one.responses for steps in counted for one in steps)
     correct = sum(one.correct for steps in counted for one in steps)
     errors = sum(one.errors for steps in counted for one in steps)
@@ -171,7 +171,7 @@ def _code_errors(counted: Sequence[Sequence[_Counted]]) -> CodeErrors:
         f"exception and its message), among {read:,} responses read: up to {COUNTED_STEPS} steps of each run, up to "
         f"{COUNTED_RESPONSES:,} responses of each"
     )
-    return CodeErrors(note if read else "No responses were recorded.", [one for one in series if one.points])
+    return CodeErrors(note if read else "No responses were recorded.", series)
 
 
 def _shown(tables: Sequence[dict[int, _Table]], kept: str) -> Rollouts:

@@ -83,6 +83,7 @@ def collect(histories: Mapping[str, RunHistory], *, live: bool, beside: Sequence
         title=", ".join(names),
         made=time.strftime("%Y-%m-%d %H:%M:%S"),
         live=live,
+        last_step=max((step for run in runs for step in (run.last_step, *run.evaluations)), default=0),
         words=[*words(runs, names, results), *unread],
         runs=[_run(name, run) for name, run in histories.items()],
         models=models.all,
@@ -112,7 +113,11 @@ def _run(name: str, run: RunHistory) -> Run:
     return Run(name, str(run.folder), facts, marks(run), beside)
 
 
-_SCRIPTS = ("dom.js", "chart.js", "bars.js", "matrix.js", "browser.js", "page.js", "live.js")
+_LIBRARY = "vendor/uPlot"
+_SCRIPTS = (
+    *("dom.js", "series.js", "plot.js", "charts.js", "bars.js", "matrix.js", "browser.js"),
+    *("chosen.js", "curves.js", "page.js", "live.js"),
+)
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
@@ -125,14 +130,16 @@ def as_json(page: Page) -> str:
 
 def as_html(page: Page) -> str:
     """Return the whole HTML file."""
-    # One strict script: `"use strict"` has an effect only at its beginning.
-    script = '"use strict";\n' + "\n".join(_static(name).replace('"use strict";\n', "", 1) for name in _SCRIPTS)
+    # One strict script: `"use strict"` has an effect only at its beginning. The licence travels with the library.
+    library = f"/*\n{_static(f'{_LIBRARY}.LICENSE')}\n*/\n{_static(f'{_LIBRARY}.iife.min.js')}"
+    own = (_static(name).replace('"use strict";\n', "", 1) for name in _SCRIPTS)
+    script = "\n".join(('"use strict";', library, *own))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     parts = {
         "HASH": f"sha256-{digest}",
         "CONNECT": "'self'" if page.live else "'none'",
         "TITLE": html.escape(page.title.encode("utf-8", "replace").decode()),
-        "STYLE": _static("page.css"),
+        "STYLE": "\n".join((_static(f"{_LIBRARY}.min.css"), _static("page.css"))),
         "DATA": as_json(page),
         "SCRIPT": script,
     }

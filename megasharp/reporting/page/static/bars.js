@@ -1,6 +1,14 @@
 // Shares in bins, as outlines of several models over each other, and seconds of stages on top of each other.
 "use strict";
 
+const WIDTH = 420, HEIGHT = 230, ROOM = { left: 46, right: 10, top: 10, bottom: 30 };
+
+function scale(low, high, from, to, kind) {
+  const map = kind === "log" ? Math.log10 : (value) => value;
+  const [a, b] = [map(low), map(high)];
+  return (value) => from + (b === a ? 0.5 : (map(value) - a) / (b - a)) * (to - from);
+}
+
 // `bars`: {label, colour, dash, shares}. `edges` are numbers (one more than bins), or `labels` name the bins.
 function outlines({ bars, edges = null, labels = null, log = false, x = "", name = "" }) {
   const image = sv("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": name });

@@ -5,8 +5,8 @@ const CARDS = 20;
 
 function rolloutSection(data, state, again) {
   const rows = data.rollouts.rows;
-  const part = el("section", { id: "rollouts" }, el("h2", {}, "Responses of training"), el("p", { class: "note" }, data.rollouts.note));
-  if (!rows.length) return part;
+  const box = part("rollouts", "Responses of training", el("p", { class: "note" }, data.rollouts.note));
+  if (!rows.length) return box;
   const filter = state.browser;
   const set = (key) => (value) => { filter[key] = value; filter.page = 0; again("rollouts"); };
   const unique = (key) => [...new Set(rows.map((row) => row[key]))].sort((a, b) => (typeof a === "number" ? a - b : String(a).localeCompare(String(b))));
@@ -27,8 +27,8 @@ function rolloutSection(data, state, again) {
   const legend = el("p", { class: "note" }, "Shading: how unlikely the policy held a token when it said it; probability 1 ",
     el("span", { class: "legend-scale" }), " 0. Its number is in the token's hint.");
   const found = rows.filter((row) => passes(row, filter));
-  part.append(controls, legend, filter.pair && data.runs.length > 1 ? sideBySide(data, state, found, again) : listed(data, filter, found, again));
-  return part;
+  box.append(controls, legend, filter.pair && data.runs.length > 1 ? sideBySide(data, state, found, again) : listed(data, filter, found, again));
+  return box;
 }
 
 // The section is drawn anew as a whole, so whoever types gets the cursor back into the new field.

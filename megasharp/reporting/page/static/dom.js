@@ -53,6 +53,17 @@ function ticks(low, high, count) {
   return found;
 }
 
+function logTicks(low, high) {
+  const found = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) {
+    for (const factor of high / low < 30 ? [1, 2, 5] : [1]) {
+      const value = factor * 10 ** power;
+      if (value >= low && value <= high) found.push(value);
+    }
+  }
+  return found.length ? found : [low, high];
+}
+
 const tip = {
   show(event, ...children) {
     const box = document.getElementById("tip");

@@ -7,9 +7,14 @@ function sayLive(text) {
   document.getElementById("live").textContent = text;
 }
 
-// A list that is open, or words that are being typed, would be lost.
+let held = false;
+window.addEventListener("pointerdown", () => { held = true; });
+for (const end of ["pointerup", "pointercancel"]) window.addEventListener(end, () => { held = false; });
+
+// A list that is open, words that are being typed below, or a drag over a chart would be lost. The bar is not drawn anew.
 function busy() {
-  return document.activeElement !== null && ["SELECT", "INPUT"].includes(document.activeElement.tagName) && document.activeElement.type !== "checkbox";
+  const field = document.activeElement;
+  return held || (field !== null && field.id !== "query" && ["SELECT", "INPUT"].includes(field.tagName) && field.type !== "checkbox");
 }
 
 async function ask(tag) {

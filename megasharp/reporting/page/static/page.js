@@ -2,11 +2,8 @@
 "use strict";
 
 const RUN_COLOURS = 8;
-const MARKS = { restart: "1 3", reset: "7 3", stage: "7 3 1 3" };
-const BESIDE_TIME = ["Throughput", "GPUs (NVML)"], REST = "Everything else";
 
 let data = JSON.parse(document.getElementById("data").textContent);
-const state = { hidden: new Set(), log: false, smooth: 0, models: null, passLog: false, probes: {}, browser: browserState(), rest: false };
 
 function runColour(run) {
   return `var(--run-${run % RUN_COLOURS})`;
@@ -70,68 +67,32 @@ function happened(marks) {
   return Object.keys(MARKS).filter(count).map((kind) => `${count(kind)} ${kind}${count(kind) > 1 ? "s" : ""}`).join(", ");
 }
 
-function panel(figure) {
-  const lines = [], marks = [];
-  for (const one of figure.series.filter((series) => !state.hidden.has(series.run))) {
-    const style = one.label
-      ? { label: `${data.runs[one.run].name}: ${one.label}`, colour: runColour(one.run), dash: one.label.startsWith("discarded") ? "dashed" : "solid",
-        opacity: one.label.endsWith("mean") ? 1 : 0.5 }
-      : { label: data.runs[one.run].name, colour: runColour(one.run), dash: runDash(one.run) };
-    const smooth = figure.noisy ? smoothed(one.points, state.smooth) : one.points;
-    if (smooth !== one.points) lines.push({ ...style, dash: "solid", points: one.points, faint: true });
-    lines.push({ ...style, points: smooth });
-  }
-  const last = Math.max(0, ...lines.flatMap((line) => line.points.map((point) => point[0])));
-  data.runs.forEach((run, at) => state.hidden.has(at) || run.marks.filter((mark) => mark.step <= last).forEach((mark) =>
-    marks.push({ x: mark.step, colour: runColour(at), dash: MARKS[mark.kind], text: `${run.name}, after step ${mark.step}: ${mark.text}` })));
-  return el("figure", { "data-figure": figure.name }, el("figcaption", {}, figure.title), chart({ lines, marks, log: state.log, name: figure.name }));
-}
-
-function curves() {
-  const parts = ["curves", "time"];
-  const used = new Set(data.runs.flatMap((run) => run.marks.map((mark) => mark.kind)));
-  const slider = el("input", { type: "range", min: 0, max: 0.3, step: 0.02, value: state.smooth, "aria-label": "smoothing",
-    onchange: (event) => { state.smooth = Number(event.target.value); parts.forEach(redraw); } });
-  const log = el("input", { type: "checkbox", checked: state.log, onchange: (event) => { state.log = event.target.checked; parts.forEach(redraw); } });
-  const legend = Object.keys(MARKS).filter((kind) => used.has(kind)).map((kind) => ({ restart: "dotted", reset: "dashed", stage: "dash-dotted" }[kind] + ": " + kind));
-  const sections = [...new Set(data.figures.map((figure) => figure.section))].filter((name) => !BESIDE_TIME.includes(name) && name !== REST);
-  const rest = data.figures.filter((figure) => figure.section === REST);
-  return el("section", { id: "curves" }, el("h2", {}, "Curves over steps"),
-    el("div", { class: "controls" }, runChips(parts), el("label", {}, log, "logarithmic"), el("label", {}, "smoothing", slider),
-      el("small", {}, state.smooth ? `means over ${percent(state.smooth)} of the points` : "as recorded")),
-    legend.length ? el("p", { class: "note" }, `Vertical lines in a run's colour: ${legend.join(", ")}. Bands: 95% intervals.`) : null,
-    sections.map((name) => [el("h3", {}, name), el("div", { class: "grid" }, data.figures.filter((figure) => figure.section === name).map(panel))]),
-    rest.length ? el("details", { open: state.rest, ontoggle: (event) => {
-      if (event.target.open !== state.rest) { state.rest = event.target.open; redraw("curves"); }
-    } }, el("summary", {}, `${rest.length} more figures`), state.rest ? el("div", { class: "grid" }, rest.map(panel)) : null) : null);
-}
-
 function passk() {
-  const part = el("section", { id: "passk" }, el("h2", {}, "pass@k versus k"));
-  if (!data.pass_at_k.length) return fill(part, {}, [el("p", { class: "note" }, "No evaluation was recorded (eval.suites).")]);
-  const shown = new Set(chosenModels());
+  if (!data.pass_at_k.length) return part("passk", "pass@k versus k", el("p", { class: "note" }, "No evaluation was recorded (eval.suites)."));
   const among = [...new Set(data.pass_at_k.flatMap((suite) => suite.models.map((one) => one.model)))].sort((a, b) => a - b);
   const log = el("input", { type: "checkbox", checked: state.passLog, onchange: (event) => { state.passLog = event.target.checked; redraw("passk"); } });
-  const lines = (models) => models.filter((one) => shown.has(one.model)).map((one) => ({ ...modelStyle(one.model), points: one.points }));
-  const x = "k (tries a problem)";
-  part.append(modelChips(among), el("div", { class: "controls" }, el("label", {}, log, "logarithmic")),
-    ...data.pass_at_k.flatMap((suite) => [el("p", { class: "note" }, `${suite.suite}: ${suite.note}.`), el("div", { class: "pictures" },
-      el("figure", { "data-figure": `pass@k ${suite.suite}` }, el("figcaption", {}, suite.suite),
-        chart({ lines: lines(suite.models), axis: "log2", log: state.passLog, x, ends: true, name: `pass@k of ${suite.suite}` })),
-      suite.changes.length ? el("figure", { "data-figure": `change ${suite.suite}` },
-        el("figcaption", {}, `gained and lost against ${modelStyle(suite.base).label} `, el("span", {}, "the same problems; each run against its own samples of it")),
-        chart({ lines: lines(suite.changes), axis: "log2", x, ends: true, zero: true, name: `change of pass@k of ${suite.suite}` })) : null)]));
-  return part;
+  return part("passk", "pass@k versus k", modelChips(among), el("div", { class: "controls" }, el("label", {}, log, "logarithmic")), data.pass_at_k.map(passkOf));
+}
+
+function passkOf(suite) {
+  const shown = new Set(chosenModels());
+  const lines = (models) => models.filter((one) => shown.has(one.model)).map((one) => ({ ...modelStyle(one.model), ...curveFrom(one.points) }));
+  const ends = { axis: "k", x: "k (tries a problem)", ends: true };
+  const [name, change] = [`pass@k ${suite.suite}`, `change ${suite.suite}`];
+  return [el("p", { class: "note" }, `${suite.suite}: ${suite.note}.`), el("div", { class: "pictures" },
+    el("figure", { "data-figure": name }, el("figcaption", {}, suite.suite), chart(name, `pass@k of ${suite.suite}`, () => ({ ...ends, lines: lines(suite.models), log: state.passLog }))),
+    suite.changes.length ? el("figure", { "data-figure": change },
+      el("figcaption", {}, `gained and lost against ${modelStyle(suite.base).label} `, el("span", {}, "the same problems; each run against its own samples of it")),
+      chart(change, `change of pass@k of ${suite.suite}`, () => ({ ...ends, lines: lines(suite.changes), zero: true }))) : null)];
 }
 
 function candidatesPart() {
-  const part = el("section", { id: "candidates" }, el("h2", {}, "What else might have been said"));
+  const heading = ["candidates", "What else might have been said"];
   if (!data.probes.length) {
-    return fill(part, {}, [el("p", { class: "note" }, "No probe was recorded: eval.probe makes one at every evaluation, and `megasharp probe RUN` of what checkpoints there are.")]);
+    return part(...heading, el("p", { class: "note" }, "No probe was recorded: eval.probe makes one at every evaluation, and `megasharp probe RUN` of what checkpoints there are."));
   }
   const shown = new Set(chosenModels());
-  data.probes.forEach((probe, at) => part.append(...probePart(probe, at, probe.models.filter((one) => shown.has(one.model)))));
-  return part;
+  return part(...heading, data.probes.map((probe, at) => probePart(probe, at, probe.models.filter((one) => shown.has(one.model)))));
 }
 
 function probePart(probe, at, models) {
@@ -156,7 +117,8 @@ function probePart(probe, at, models) {
     el("h3", {}, "All tokens of all responses"),
     el("div", { class: "grid" },
       el("figure", { "data-figure": "rank means" }, el("figcaption", {}, "mean probability by rank"),
-        chart({ lines: models.map((one) => ({ ...style(one), points: one.rank_means.map((mean, rank) => [rank + 1, mean]) })), log: true, x: "rank of the candidate", name: "mean probability by rank" })),
+        chart(`rank means ${at}`, "mean probability by rank", () => ({ axis: "rank", x: "rank of the candidate", log: true,
+          lines: models.map((one) => ({ ...style(one), ...curveFrom(one.rank_means.map((mean, rank) => [rank + 1, mean])) })) }))),
       el("figure", { "data-figure": "entropy histogram" }, el("figcaption", {}, "token entropy ", el("span", {}, "share of tokens, log")),
         outlines({ bars: bars((one) => one.entropy), edges: probe.edges, log: true, x: "nats", name: "token entropy" })),
       [0, 1, 2].map((rank) => el("figure", { "data-figure": `rank ${rank + 1} bins` }, el("figcaption", {}, `probability of rank ${rank + 1} `, el("span", {}, "share of tokens, log")),
@@ -164,11 +126,11 @@ function probePart(probe, at, models) {
 }
 
 function success() {
-  const part = el("section", { id: "success" }, el("h2", {}, "How often each prompt is solved"),
+  const box = part("success", "How often each prompt is solved",
     el("p", {}, "Share of prompts by the share of their responses that is correct. Collapse moves prompts to both ends. Those at 0 have no correct response among these: more samples may still find one."));
-  if (!data.success.length) return fill(part, {}, [el("p", { class: "note" }, "Neither evaluations nor responses were recorded.")]);
+  if (!data.success.length) return fill(box, {}, [el("p", { class: "note" }, "Neither evaluations nor responses were recorded.")]);
   const shown = new Set(chosenModels());
-  part.append(modelChips([...new Set(data.success.flatMap((one) => one.bars.flatMap((bar) => (bar.model === null ? [] : [bar.model]))))]),
+  box.append(modelChips([...new Set(data.success.flatMap((one) => one.bars.flatMap((bar) => (bar.model === null ? [] : [bar.model]))))]),
     el("div", { class: "wide" }, data.success.map((one) => {
       const bars = one.bars.filter((bar) => bar.model === null || shown.has(bar.model)).map((bar, at, all) => {
         if (bar.model !== null) return { ...modelStyle(bar.model), shares: bar.shares };
@@ -182,62 +144,91 @@ function success() {
         el("span", {}, training ? "dotted: first third of the steps, solid: last" : "share of samples that is correct")),
       outlines({ bars, labels: one.labels, x: "share correct", name: one.source }));
     })));
-  return part;
+  return box;
 }
 
 function errors() {
-  const lines = data.code_errors.series.map((one) => ({ label: data.runs[one.run].name, colour: runColour(one.run), dash: runDash(one.run), points: one.points.map((point) => point.slice(0, 2)) }));
-  const some = data.code_errors.series.some((one) => one.points.some((point) => point[2] > 0));
-  return el("section", { id: "errors" }, el("h2", {}, "Correct responses with errors of code"), el("p", { class: "note" }, `${data.code_errors.note}. 2510.04028, section 4.2: such steps are reinforced with the rest of a correct response.`),
-    lines.length && some ? el("div", { class: "wide" }, el("figure", { "data-figure": "code errors" }, el("figcaption", {}, "share of correct responses"), chart({ lines, name: "code errors" }))) : null);
+  const series = data.code_errors.series, some = series.some((one) => curveOf(one).y.some((share) => share > 0));
+  const lines = () => series.map((one) => ({ label: data.runs[one.run].name, colour: runColour(one.run), dash: runDash(one.run), ...curveOf(one) }));
+  return part("errors", "Correct responses with errors of code", el("p", { class: "note" }, `${data.code_errors.note}. 2510.04028, section 4.2: such steps are reinforced with the rest of a correct response.`),
+    some ? el("div", { class: "wide" }, el("figure", { "data-figure": "code errors" }, el("figcaption", {}, "share of correct responses"),
+      chart("code errors", "share of correct responses with errors of code", () => ({ lines: lines(), axis: "step", x: "step", whole: [0, Math.max(1, data.last_step)] })))) : null);
 }
 
 function time() {
   const order = [...new Set(data.stages.flatMap((one) => one.names))];
-  const beside = data.figures.filter((figure) => BESIDE_TIME.includes(figure.section));
-  return el("section", { id: "time" }, el("h2", {}, "Time, throughput, GPUs"),
+  // A search finds these among the curves.
+  const beside = state.query ? [] : unpinned().filter((figure) => BESIDE_TIME.includes(figure.section));
+  return part("time", "Time, throughput, GPUs",
     el("div", { class: "wide" }, data.stages.map((one) => el("figure", { "data-figure": `stages ${data.runs[one.run].name}` },
       el("figcaption", { style: { color: runColour(one.run) } }, data.runs[one.run].name, el("span", {}, " seconds of a step and of the evaluation and save after it, by stage")), stacked({ ...one, order, name: `stages of ${data.runs[one.run].name}` }),
       el("p", { class: "note" }, one.names.map((name) => el("span", { class: "stage" }, el("span", { class: "swatch", style: { "--colour": stageColour(order.indexOf(name)) } }), name))),
       el("p", { class: "note" }, one.totals.map(([name, value]) => `${name} ${value}`).join(", "))))),
-    el("div", { class: "grid" }, beside.map(panel)), data.telemetry ? el("p", { class: "note" }, data.telemetry) : null);
+    grid(beside), data.telemetry ? el("p", { class: "note" }, data.telemetry) : null);
 }
 
 function settings() {
-  const part = el("section", { id: "settings" }, el("h2", {}, "Settings that differ"));
-  if (data.runs.length < 2) return fill(part, {}, [el("p", { class: "note" }, "One run: there is nothing to differ from.")]);
-  if (!data.differences.length) return fill(part, {}, [el("p", { class: "note" }, "The same configuration.")]);
-  part.append(el("div", { class: "scroll" }, el("table", { class: "plain" }, el("tr", {}, el("th", {}, "key"), data.runs.map((run) => el("th", {}, run.name))),
+  const say = (text) => part("settings", "Settings that differ", el("p", { class: "note" }, text));
+  if (data.runs.length < 2) return say("One run: there is nothing to differ from.");
+  if (!data.differences.length) return say("The same configuration.");
+  return part("settings", "Settings that differ", el("div", { class: "scroll" }, el("table", { class: "plain" }, el("tr", {}, el("th", {}, "key"), data.runs.map((run) => el("th", {}, run.name))),
     data.differences.map((one) => el("tr", {}, el("td", {}, el("code", {}, one.key)), one.values.map((value) => el("td", {}, value)))))));
-  return part;
 }
 
 const PARTS = {
-  curves: [curves, "Curves"], passk: [passk, "pass@k"], candidates: [candidatesPart, "Candidates"], success: [success, "Prompts"],
+  pinned: [pinned], curves: [curves, "Curves"], passk: [passk, "pass@k"], candidates: [candidatesPart, "Candidates"], success: [success, "Prompts"],
   rollouts: [() => rolloutSection(data, state, redraw), "Responses"], errors: [errors, "Code errors"], time: [time, "Time"], settings: [settings, "Settings"],
 };
 
 function redraw(name) {
   tip.hide();
   document.getElementById(name).replaceWith(PARTS[name][0]());
+  settle();
 }
 
 function draw() {
+  const read = reading();
   document.title = data.title;
   document.getElementById("head").replaceChildren(...head());
-  document.getElementById("main").replaceChildren(...Object.values(PARTS).map(([part]) => part()));
-  document.getElementById("foot").replaceChildren(`${data.runs.map((run) => run.folder).join(", ")}. Curves hold at most 400 points each, longer ones as means; models are the first, the last and some between. Made by megasharp report.`);
+  document.getElementById("main").replaceChildren(...Object.values(PARTS).map(([make]) => make()));
+  document.getElementById("foot").replaceChildren(`${data.runs.map((run) => run.folder).join(", ")}. Curves hold at most 5,000 points each, longer ones as means; models are the first, the last and some between. Made by megasharp report; charts by uPlot.`);
+  settle();
+  readOn(read);
 }
 
 function setTheme(theme) {
   document.documentElement.dataset.theme = theme;
+  repaint();
 }
 
-setTheme(window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => setTheme(event.matches ? "dark" : "light"));
-let onScreen = "light";
-window.addEventListener("beforeprint", () => { onScreen = document.documentElement.dataset.theme; setTheme("light"); });
-window.addEventListener("afterprint", () => setTheme(onScreen));
-document.getElementById("nav").append(...Object.entries(PARTS).map(([name, [, label]]) => el("a", { href: `#${name}` }, label)),
-  el("span", { id: "live", class: "end note" }), el("button", { id: "theme", onclick: () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark") }, "dark / light"));
+function search(text) {
+  const began = state.query === "";
+  state.query = text.trim();
+  WITH_CURVES.forEach(redraw);
+  if (began && state.query) document.getElementById("pinned").scrollIntoView();
+}
+
+function bar() {
+  const links = Object.entries(PARTS).filter(([, [, label]]) => label).map(([name, [, label]]) => el("a", { href: `#${name}`, onclick: () => unfold(name) }, label));
+  const field = el("input", { type: "search", id: "query", placeholder: "find a metric: words or key", "aria-label": "find a metric", oninput: (event) => search(event.target.value) });
+  document.getElementById("nav").append(...links, field, el("span", { id: "live", class: "end note" }),
+    el("button", { id: "theme", onclick: () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark") }, "dark / light"));
+}
+
+// On paper everything is unfolded, drawn and light.
+function toPaper() {
+  const before = { theme: document.documentElement.dataset.theme, closed: [...document.querySelectorAll("details.part:not([open])")] };
+  before.closed.forEach((box) => { box.open = true; });
+  [...waiting.keys()].filter((host) => host.clientWidth).forEach(drawChart);
+  setTheme("light");
+  return before;
+}
+
+const dark = window.matchMedia("(prefers-color-scheme: dark)");
+setTheme(dark.matches ? "dark" : "light");
+dark.addEventListener("change", (event) => setTheme(event.matches ? "dark" : "light"));
+let onScreen = null;
+window.addEventListener("beforeprint", () => { onScreen = toPaper(); });
+window.addEventListener("afterprint", () => { onScreen.closed.forEach((box) => { box.open = false; }); setTheme(onScreen.theme); });
+bar();
 draw();

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from megasharp.checkpoint.attempts import ATTEMPT_FILE, AttemptRecord
@@ -18,6 +20,15 @@ from megasharp.evals.samples import ProblemResult
 from megasharp.metrics.response_table import TokenColumns, write_rollouts
 from megasharp.rollout.inprocess.engine import Candidates
 from megasharp.tasks.countdown import CountdownAnswer
+
+
+def numbers(packed: str | list[float]) -> list[float]:
+    """Read numbers of a page as its scripts do."""
+    if isinstance(packed, list):
+        first, difference, count = packed
+        return [first + difference * place for place in range(int(count))]
+    return np.frombuffer(base64.b64decode(packed), dtype="<f4").astype(float).tolist()
+
 
 EVIL = "</script><script>document.title='broken'</script><img src=x onerror=alert(1)>\u2028"
 FAILED = "The code prints\nTypeError: cannot determine truth value of Relational\nso the answer is 3"

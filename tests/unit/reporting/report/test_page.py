@@ -18,7 +18,7 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cases import each_case
-from page_runs import EVIL, make_run, result
+from page_runs import EVIL, make_run, numbers, result
 
 from megasharp.cli.report import write_report
 from megasharp.common.errors import UserError
@@ -27,7 +27,8 @@ from megasharp.reporting.history import kept_responses, read_run
 from megasharp.reporting.page import responses
 from megasharp.reporting.page.evaluations import SHARES, TENTHS
 from megasharp.reporting.page.metrics import words
-from megasharp.reporting.page.records import Page, ranges, share_bin, spread_out, thinned
+from megasharp.reporting.page.packed import packed, thinned
+from megasharp.reporting.page.records import Page, ranges, share_bin, spread_out
 from megasharp.reporting.page.serve import as_html, as_json, read_page
 from megasharp.reporting.show import screen
 
@@ -57,8 +58,11 @@ def test_both_runs_share_the_base_and_each_has_its_last(page: Page) -> None:
 def test_figures_overlay_the_runs(page: Page) -> None:
     found = {figure.name: figure for figure in page.figures}
     assert [one.run for one in found["reward/mean"].series] == [0, 1]
-    assert found["reward/mean"].series[0].points[:2] == [[1.0, 0.1], [2.0, 0.2]]
-    assert found["eval/dev/pass@8"].series[0].points == [[0.0, 0.75, *BOUNDS[0]], [6.0, 0.5, *BOUNDS[1]]]
+    rewards, solved = found["reward/mean"].series[0], found["eval/dev/pass@8"].series[0]
+    assert numbers(rewards.x) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0] and rewards.low is None
+    assert numbers(rewards.y) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    assert (numbers(solved.x), numbers(solved.y)) == ([0.0, 6.0], [0.75, 0.5])
+    assert [*zip(numbers(solved.low), numbers(solved.high), strict=True)] == BOUNDS
     assert found["something/of_its_own"].section == "Everything else"
     assert found["candidates/lambda_1"].section != "Everything else"
 
@@ -67,15 +71,15 @@ def test_lengths_of_trained_and_discarded_responses_are_one_figure(page: Page) -
     (figure,) = [one for one in page.figures if "responses" in one.name and "length" in one.name]
     labels = ["trained, mean", "trained, 90th percentile", "discarded, mean", "discarded, 90th percentile"]
     assert [(one.run, one.label) for one in figure.series] == [(run, label) for run in (0, 1) for label in labels]
-    trained, at_90, discarded, _ = (one.points for one in figure.series[:4])
-    assert (trained[:2], at_90[:2]) == ([[1.0, 10.0], [2.0, 11.0]], [[1.0, 16.0], [2.0, 17.0]])
-    assert discarded == [[step, 20.0] for step in (1.0, 2.0, 4.0, 5.0)]
+    trained, at_90, discarded, _ = figure.series[:4]
+    assert (numbers(trained.y)[:2], numbers(at_90.y)[:2]) == ([10.0, 11.0], [16.0, 17.0])
+    assert (numbers(discarded.x), numbers(discarded.y)) == ([1.0, 2.0, 4.0, 5.0], [20.0] * 4)
     names = [one.name for one in page.figures]
     assert names.index(figure.name) == names.index("rollout/length_mean") + 1
 
 
 # Of four problems, three and two of which are solved: the stored intervals, which the evaluation's tests check.
-BOUNDS = ([0.25, 1.0], [0.0, 1.0])
+BOUNDS = [(0.25, 1.0), (0.0, 1.0)]
 
 
 def test_what_each_model_gained_and_lost_against_the_base(page: Page) -> None:
@@ -174,7 +178,8 @@ def test_responses_have_their_tokens_probabilities(page: Page) -> None:
 
 
 def test_correct_responses_with_errors_of_code_are_counted_by_step(page: Page) -> None:
-    assert page.code_errors.series[0].points[0] == [1, 0.5, 1, 2]
+    series = page.code_errors.series[0]
+    assert (numbers(series.x)[0], numbers(series.y)[0]) == (1, 0.5)
     assert page.code_errors.note.startswith("12 of 24 correct responses report an error")
     assert next(row.code_error for row in page.rollouts.rows if row.code_error) == "TypeError"
 
@@ -203,8 +208,8 @@ def test_evaluations_and_saves_are_in_the_bar_of_the_step_after_which_they_came(
     assert page.stages[0].names == ["eval", "update", "rollout", "checkpoint"]
     first, *_, third, fourth, _, _ = page.stages[0].rows
     assert (first, third, fourth) == ([0, 0, 9.0, 0, 0, 0], [3, 3, 7.0, 1.5, 0.5, 1.0], [4, 4, 0, 1.5, 0.5, 0])
-    throughput = next(figure for figure in page.figures if figure.name == "time/step").series[0].points
-    assert throughput == [[float(step), 2.0] for step in range(1, 7)]
+    seconds = next(figure for figure in page.figures if figure.name == "time/step").series[0]
+    assert (numbers(seconds.x), numbers(seconds.y)) == ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [2.0] * 6)
 
 
 def test_the_words_say_what_collapsed_and_what_is_noise() -> None:
@@ -345,9 +350,41 @@ def test_many_things_become_few() -> None:
         assert len(chosen) <= 6 and chosen[0] == 0 and chosen[-1] == count - 1
         assert {*chosen[:-1:2]} <= {*spread_out(range(count + 1), 6)}
     points = [(float(step), float(step % 2)) for step in range(1, 1001)]
-    few = thinned(points, 100)
-    assert len(few) == 100 and few[0] == [5.5, 0.5]
+    steps, means = thinned(points, 100)
+    assert len(steps) == len(means) == 100 and (steps[0], means[0]) == (5.5, 0.5)
+    steps, means = thinned(points[:5], 2)
+    assert (steps.tolist(), means.tolist()) == ([2.0, 4.5], [pytest.approx(2 / 3), 0.5])
     assert [list(part) for part in ranges(5, 2)] == [[0, 1, 2], [3, 4]] and ranges(0, 2) == []
+
+
+@each_case(
+    ("values", "short"),
+    [
+        ([1.0, 2.0, 3.0], True),
+        ([0.5] * 9, True),
+        ([4.0], True),
+        ([], True),
+        ([1.0, 2.0, 4.0], False),
+        ([0.1, 1e-30, -3e9], False),
+    ],
+)
+def test_packed_numbers_are_what_they_were(values: list[float], short: bool) -> None:
+    """Equal distances take three numbers, others seven digits each."""
+    made = packed(values)
+    assert isinstance(made, list) is short
+    assert numbers(made) == pytest.approx(values, rel=1e-7)
+
+
+def test_metrics_that_are_zero_in_every_run_are_marked(page: Page, runs: Path) -> None:
+    """One that is zero in one run only is compared with the other."""
+    before = {figure.name for figure in page.figures if figure.zero}
+    for name, value in (("a", 0.0), ("b", 1.0)):
+        path = runs / name / "metrics.jsonl"
+        added = {"policy/spikes": 0.0, "policy/skipped": value}
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(row | added) + "\n" for row in rows))
+    after = {figure.name for figure in read_page([runs / "a", runs / "b"], live=False).figures if figure.zero}
+    assert after - before == {"policy/spikes"}
 
 
 def test_history_of_the_made_run_reads(runs: Path) -> None:
