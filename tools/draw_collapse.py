@@ -66,7 +66,7 @@ DRAWS, BETA, GAMMA = 8, 0.4, 0.2
 
 
 def selection() -> Figure:
-    """What a finite batch selects, and the optimum that KL-regularised RL then has, with and without smoothing."""
+    """The trajectories that a finite batch selects, and the optimum afterwards, with and without smoothing."""
     figure, (left, right) = _panels(2)
     base = np.logspace(-2.3, 0.0, 201)
     for draws, colour in ((4, ORANGE), (8, BLUE), (64, GREEN)):
