@@ -122,7 +122,8 @@ class Progress:
         self._plain_every, self._plain_seconds = plain_every, plain_seconds
         self._now = now
         self._start = self._last_line = now()
-        self._console = console or SafeConsole()
+        # FORCE_COLOR, which notebooks set, asks for colours in a pipe too: no reason to draw a bar there.
+        self._console = console or SafeConsole(force_terminal=sys.stdout.isatty())
         self._bar: Bar | None = None
         if self._console.is_terminal:
             shown = TextColumn("{task.fields[figures]}", markup=False)

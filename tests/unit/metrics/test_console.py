@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from megasharp.metrics.console import Progress, RunSummary, StepLine, SuiteChange, SuiteFigures, print_summary
@@ -49,6 +50,15 @@ def test_the_bar_shows_the_figures():
     assert "reward 0.125" in text
     assert "999 tok/s" in text
     assert "[evaluation] pass@1 0.1" in text
+
+
+def test_colours_that_are_forced_bring_no_bar_into_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with Progress(4, 1) as progress:
+        progress.update(StepLine(1, 0.125, 999.0))
+    assert capsys.readouterr().out.startswith("step 1/4  reward 0.125  999 tok/s")
 
 
 def test_closing_tables():
