@@ -114,6 +114,22 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return MADE.sub(lambda asked: PARTS[asked[1]](), markdown)
 
 
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Resolve the links of a notebook, which is rendered without the extensions of Markdown."""
+    if not page.file.src_uri.endswith(".ipynb"):
+        return html
+    LINKS.page = page.file.src_uri
+
+    def address(found: re.Match[str]) -> str:
+        path, _, anchor = LINKS.resolve(found[1]).partition("#")
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(page.file.src_uri), path))
+        file = files.get_file_from_path(target) if path else None
+        link = file.url_relative_to(page.file) if file else path
+        return f'href="{link}#{anchor}"' if anchor else f'href="{link}"'
+
+    return re.sub(r'href="([^"]*)"', address, html)
+
+
 def _expanded(nav: list[object], docs: Path) -> list[object]:
     """Return `nav` with the pages of a folder in place of `folder/*`, without those that it names before."""
     expanded: list[object] = []
