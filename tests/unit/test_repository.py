@@ -60,3 +60,12 @@ def test_a_version_is_the_packages() -> None:
     assert f"\n## [{__version__}]" in changes, "a release has its section"
     sections = set(re.findall(r"^## \[(.+?)\]", changes, flags=re.MULTILINE))
     assert sections == set(re.findall(r"^\[(.+?)\]: https://", changes, flags=re.MULTILINE)), "a section has its link"
+
+
+def test_vendored_files_are_named_with_their_licence() -> None:
+    vendored = [path for path in (REPOSITORY / "megasharp").rglob("vendor/*") if path.suffix != ".LICENSE"]
+    notice = (REPOSITORY / "NOTICE").read_text()
+    for path in vendored:
+        assert path.relative_to(REPOSITORY).as_posix() in notice
+        assert path.with_name(f"{path.name.split('.')[0]}.LICENSE").is_file()
+    assert vendored
