@@ -148,7 +148,7 @@ _REASONS = (
         ("no such file", "does not appear to have", "not a valid model", "unrecognized model", "config.json"),
         "it cannot load the model",
     ),
-    (("no module named",), "its Python lacks a package; build it again, as docs/how-to/engines.md says"),
+    (("no module named",), "its Python lacks a package; build it again, as docs/how-to/run-on-two-pythons.md says"),
 )
 _DID_NOT_START = "did not start: "
 _THE_USERS = tuple(_DID_NOT_START + reason for _, reason in _REASONS if reason != _PORT_TAKEN)
@@ -283,7 +283,7 @@ def how_to_build(device: str) -> str:
     """Tell a user without the engines' Python how to get it."""
     if device == "cpu":
         return "with `make fleet`, which makes .venv-fleet/bin/python"
-    return "for GPUs, as docs/how-to/engines.md says"
+    return "for GPUs, as docs/how-to/run-on-two-pythons.md says"
 
 
 def new_key() -> str:
