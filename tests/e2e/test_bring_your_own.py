@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from cases import each_case
 from waiting import HANG_S
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "bring_your_own"
@@ -39,8 +38,12 @@ def python(folder: Path, *arguments: str) -> str:
     return ended.stdout
 
 
-@each_case(
-    ("model", "prompt"), [("qwen", "<|im_start|>user⏎"), ("llama", "<|begin_of_text|><|start_header_id|>user<|end_")]
+@pytest.mark.parametrize(
+    ("model", "prompt"),
+    [
+        ("qwen", "<|im_start|>user⏎"),
+        pytest.param("llama", "<|begin_of_text|><|start_header_id|>user<|end_", marks=pytest.mark.long("examples")),
+    ],
 )
 def test_the_reward_rises(model: str, prompt: str, folder: Path) -> None:
     out = python(folder, "-m", "megasharp.cli", "train", "run.yaml", f"name={model}", f"model.path={model}")
