@@ -10,7 +10,7 @@ from typing import Any
 from megasharp.algos import DEFAULT_CORRECTION, DEFAULT_SURROGATE, METHODS
 from megasharp.algos.base import EXCLUSIVE_HOOKS, Method, MethodParams, Needs, Reduction, overridden_hooks
 from megasharp.algos.recipe import Recipe
-from megasharp.common.errors import UserError
+from megasharp.common.errors import UserError, nearest
 
 _ROLES = {"advantages": "estimator", "surrogate": "surrogate"}
 
@@ -47,7 +47,7 @@ def build_recipe(
     """
     for name in names:
         if name not in METHODS:
-            raise UserError(f"{key}: unknown method {name!r}; known are: {', '.join(METHODS)}")
+            raise UserError(f"{key}: unknown method {name!r}; {nearest(name, METHODS)}")
     if len(set(names)) < len(names):
         raise UserError(f"{key}: a method is named twice in [{', '.join(names)}]")
     members = _unfolded(names)

@@ -63,7 +63,7 @@ def show(
         str | None, typer.Option(help="Text around a prompt, with {question} in it.", rich_help_panel=OWN)
     ] = None,
 ) -> None:
-    status(f"loading PyTorch, then reading {source}")
+    status(f"reading {source}")
     from megasharp.tasks.sets import SETS
     from megasharp.tasks.sets.load import set_named
     from megasharp.tasks.sets.row_sources import SUFFIXES
@@ -99,7 +99,7 @@ def decontaminate(
     ] = None,
 ) -> None:
     """Find training problems that overlap with evaluated ones. Exit code 1: some do, and --out is not given."""
-    status(f"loading PyTorch, then reading {train}")
+    status(f"reading {train}")
     from megasharp.evals.contamination import decontaminate as run
 
     suites = [name.strip() for name in against.split(",") if name.strip()]
@@ -163,11 +163,11 @@ def show_own(keys: Mapping[str, object], limit: int, model: str | None, say: Say
     from megasharp.tasks.problems import is_worded, prompt_of, task_of
     from megasharp.trainer.resolve.models import source_problems
 
-    source = validate(DataSource, dict(keys), "megasharp data show")
-    items = source_problems(source, "megasharp data show: data")
+    source = validate(DataSource, dict(keys), "data show")
+    items = source_problems(source, "data show: data")
     tokenizer = _tokenizer(model)
     judge = f"task {task_of(source)}" if source.task else "a function of yours judges (reward.function)"
-    say(f"{source.label}: {len(items)} problems; {judge}")
+    say(f"{source.label}: {len(items)} problem{'s' if len(items) != 1 else ''}; {judge}")
     say(f"columns    {', '.join(items[0].row or {}) or 'not kept'}")
     by = prompt_of(source) if is_worded(source, items) else ""
     say(_lengths(items, tokenizer, by or "their own words"))

@@ -142,7 +142,7 @@ def evaluate(
                 "sandbox": "bubblewrap" if sandbox else "none",
                 "functions": [{"function": path} for path in reward or ()],
             },
-            "megasharp eval",
+            "eval",
         ),
         prompt,
     )

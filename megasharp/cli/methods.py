@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from megasharp.common.errors import UserError
+from megasharp.common.errors import UserError, nearest
 from megasharp.common.exit_codes import status
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def describe_method(name: str) -> str:
     from megasharp.algos.base import MethodParams
 
     if name not in METHODS:
-        raise UserError(f"methods: no method is called {name!r}; known are: {', '.join(METHODS)}")
+        raise UserError(f"methods: no method is called {name!r}; {nearest(name, METHODS)}")
     method = METHODS[name]
     page = inspect.getdoc(sys.modules[method.__module__]) or ""
     meaning = inspect.getdoc(method.Params) if method.Params is not MethodParams else None

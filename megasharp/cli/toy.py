@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from megasharp.common.errors import UserError
+from megasharp.common.errors import UserError, nearest
 from megasharp.common.exit_codes import collect_as_usual, status
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def run_study(name: str, options: Options, out: Path) -> list[Path]:
     from megasharp.studies.study import open_console, print_findings, write_findings
 
     if name not in STUDIES:
-        raise UserError(f"toy: no study is called {name!r}; there are: {', '.join(STUDIES)}")
+        raise UserError(f"toy: no study is called {name!r}; {nearest(name, STUDIES)}")
     study, model = STUDIES[name], options.model
     if model is not None and not study.takes_model:
         takers = ", ".join(other.name for other in STUDIES.values() if other.takes_model)

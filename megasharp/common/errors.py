@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Collection
+from difflib import get_close_matches
 
 
 class UserError(Exception):
@@ -39,6 +41,12 @@ class NotSampled(Exception):
 
 class EnginesLost(NotSampled):
     """Several engines failed over this request; others may sample it."""
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """Return the end of a message about an unknown name: the nearest known one, if one is near, and all."""
+    close = get_close_matches(name, known, 1)
+    return f"{f'nearest is {close[0]}; ' if close else ''}known are: {', '.join(known)}"
 
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

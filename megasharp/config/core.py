@@ -123,7 +123,8 @@ def read_tree(path: Path, rewrite: Rewrite = lambda tree, _: tree, seen: tuple[P
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot read the configuration file: {one_line(error)}") from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)
+        raise UserError(f"{path}: cannot read the configuration file: {reason}") from error
     tree = parse_yaml(text, str(path))
     if not isinstance(tree, dict):
         raise UserError(f"{path}: expected a table of keys, found {type(tree).__name__}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
@@ -21,7 +22,7 @@ PATTERNS = {
     r"^[A-Za-z0-9_.-]+$": "of letters, digits and . _ -",
 }
 _NAMES = {"object": "table", "array": "list"}
-_PLURAL = ("string", "integer", "number", "table", "list")
+_PLURAL = re.compile(r"^(string|integer|number|table|(?:non-empty )?list|any value)\b")
 # A table with more keys is named by its first ones.
 _MOST_KEYS = 6
 
@@ -102,7 +103,4 @@ def _words(schema: JsonSchema, whole: JsonSchema) -> list[str]:
 
 def _several(words: str) -> str:
     """Return the words for entries of a list or table. Example: "integers >= 1"."""
-    kind, space, rest = words.partition(" ")
-    if " or " in words:
-        return f"({words})"
-    return f"{kind}s{space}{rest}" if kind in _PLURAL else words
+    return f"({words})" if " or " in words else _PLURAL.sub(r"\1s", words).removeprefix("any ")

@@ -402,11 +402,12 @@ class Peak:
     @property
     def line(self) -> str:
         """The peak in one line for a person."""
-        kept = "its checkpoint is there" if self.kept else "no checkpoint of it"
-        last = "its checkpoint is there" if self.last_kept else "no checkpoint of it"
+        kept, last_kept = ("checkpoint kept" if kept else "no checkpoint" for kept in (self.kept, self.last_kept))
+        last = f"; last {self.last_value:.3f} after step {self.last_step} ({last_kept})"
         return (
-            f"peak  {self.metric} {self.value:.3f} after step {self.step} ({kept}); last {self.last_value:.3f} after "
-            f"step {self.last_step} ({last}); chosen by {self.chosen_by}"
+            f"peak  {self.metric} {self.value:.3f} after step {self.step}"
+            + (f", the last evaluation ({kept})" if self.step == self.last_step else f" ({kept}){last}")
+            + (f"; set {KEEP_BEST} to choose another metric" if self.chosen_by == _FIRST else "")
         )
 
     def tree(self, figures: Mapping[int, Mapping[str, float]]) -> dict[str, object]:

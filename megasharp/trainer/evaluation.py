@@ -67,7 +67,7 @@ class Asked:
 
 def settings(n: int | None, k: str | None, top_p: float | None, max_tokens: int | None) -> Settings:
     """Validate the settings given on the command line. Raises UserError in one line."""
-    return validate(Settings, {"n": n, "k": k, "top_p": top_p, "max_tokens": max_tokens}, "megasharp eval")
+    return validate(Settings, {"n": n, "k": k, "top_p": top_p, "max_tokens": max_tokens}, "eval")
 
 
 def numbers(temperatures: str | None) -> list[float | None]:
@@ -110,7 +110,7 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
         sweep.append(plan_suites(suites, asked.settings.model_copy(update=changed), asked.seed, asking, longest))
     asked, sweep = _judged_by_functions(asked, sweep, run)
     tasks = {each.suite.task for groups in sweep for group in groups for each in group.evaluations}
-    check_judging(asked.reward, tasks, "megasharp eval")
+    check_judging(asked.reward, tasks, "eval")
     for line in _ours(sweep[0]):
         note(line)
     evaluation: _Evaluation | None = None
@@ -154,7 +154,7 @@ def _judged_by_functions(
     def judged(planned: Planned) -> Planned:
         if not (every or planned.suite.task == OWN_TASK) or not own_rewards(asked.reward):
             return planned
-        items = training_items(planned.suite.items, asked.reward, "megasharp eval")
+        items = training_items(planned.suite.items, asked.reward, "eval")
         return replace(planned, suite=replace(planned.suite, task=OWN_TASK, items=tuple(items)))
 
     found = [
@@ -197,7 +197,7 @@ class _Evaluation:
         for groups in sweep:
             for group in groups:
                 suites = [each.suite for each in group.evaluations]
-                check_markers("", suites, self._tokenizer, "megasharp eval", "--prompt")
+                check_markers("", suites, self._tokenizer, "eval", "--prompt")
                 for each in group.evaluations:
                     self._done(each)
                     self._open(each)

@@ -82,6 +82,7 @@ def test_no_mistake_anywhere_speaks_of_the_library_that_found_it(schema: type[Se
             'found 7; write "7"',
         ),
         ("steps=", "steps: expected integer >= 1, found null; give it a value, or leave the key out"),
+        ("eval.k=4", "eval.k: expected list of integers, found 4; write [4]"),
         ("steps='10'", 'steps: expected integer >= 1, found "10"; write it without quotes'),
         ("steps=1.5", "steps: expected integer >= 1, found 1.5"),
         ("policy.optimizer.lr=-1", "policy.optimizer.lr: expected number > 0, found -1"),
