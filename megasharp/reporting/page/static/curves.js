@@ -105,5 +105,5 @@ function markNote() {
   const used = new Set(data.runs.flatMap((run) => run.marks.map((mark) => mark.kind)));
   const legend = Object.entries({ restart: "dotted", reset: "dashed", stage: "dash-dotted" }).filter(([kind]) => used.has(kind)).map(([kind, dash]) => `${dash}: ${kind}`);
   return el("p", { class: "note" }, legend.length ? `Vertical lines in a run's colour: ${legend.join(", ")}. ` : null,
-    "Bands: 95% intervals. Drag over a chart to zoom all charts, double-click to see all steps; a name's hint is its key.");
+    "Bands: 95% intervals. Drag across a chart to zoom every chart to those steps, double-click to see all. Hover over a name to see the metric's key.");
 }

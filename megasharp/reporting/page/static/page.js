@@ -54,7 +54,7 @@ function runChips(parts) {
 }
 
 function head() {
-  const cards = data.runs.map((run, at) => el("div", { class: "run", style: { "--colour": runColour(at) } }, el("strong", {}, run.name),
+  const cards = data.runs.map((run, at) => folding({ class: "run", style: { "--colour": runColour(at) } }, `run: ${run.folder}`, el("strong", {}, run.name), isOpen(`run: ${run.folder}`),
     el("ul", {}, run.facts.map((fact) => el("li", {}, fact)), run.marks.length ? el("li", {}, happened(run.marks)) : null,
       run.warnings.map((line) => el("li", { class: "warning" }, line)))));
   const words = data.words.length ? data.words : ["No evaluation has a successor yet: there is nothing to say about pass@k."];
@@ -217,7 +217,7 @@ function bar() {
 
 // On paper everything is unfolded, drawn and light.
 function toPaper() {
-  const before = { theme: document.documentElement.dataset.theme, closed: [...document.querySelectorAll("details.part:not([open])")] };
+  const before = { theme: document.documentElement.dataset.theme, closed: [...document.querySelectorAll(".part:not([open]), .run:not([open])")] };
   before.closed.forEach((box) => { box.open = true; });
   [...waiting.keys()].filter((host) => host.clientWidth).forEach(drawChart);
   setTheme("light");
