@@ -62,8 +62,25 @@ def _visible_errors() -> Iterator[None]:
     except Exception as error:
         # Of the command line's parser, which typer keeps to itself: it prints them past the guarded streams.
         if hasattr(error, "format_message") and hasattr(error, "message"):
-            error.message = visible(error.message)
+            error.message = visible(_in_our_words(error) or error.message)
         raise
+
+
+# Mistakes that typer leaves to pydantic, by pydantic's name.
+_EXPECTED = {
+    "int_parsing": "integer",
+    "float_parsing": "number",
+    "finite_number": "finite number",
+    "greater_than_equal": "number >= {ge:g}",
+    "less_than_equal": "number <= {le:g}",
+}
+
+
+def _in_our_words(error: Exception) -> str:
+    """Return what an option expected and found; empty where typer's own message says so."""
+    mistakes: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
+    expected = _EXPECTED.get(mistakes[0]["type"]) if mistakes else None
+    return f"expected {expected.format(**mistakes[0].get('ctx', {}))}, found {mistakes[0]['input']}" if expected else ""
 
 
 app = typer.Typer(

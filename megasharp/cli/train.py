@@ -58,6 +58,8 @@ def train(
     """Train a model with RLVR, as a run file says."""
     if resume and start_over:
         raise UserError("--resume continues the run and --start-over starts it from step 1: give one of them")
+    if allow_change and not resume and not retries:
+        raise UserError("--allow-change is for a run that is continued: add --resume, or leave it out")
     if not dry_run:
         output.outlive()
     if retries and not dry_run:

@@ -59,6 +59,23 @@ def test_help_prints_all_of_its_text(name: str) -> None:
     assert [text for text in texts if " ".join(text.split()) not in shown] == []
 
 
+@each_case(
+    ("line", "message"),
+    [
+        ("train my.yaml --retries -1", "Invalid value for '--retries': expected number >= 0, found -1"),
+        ("train my.yaml --retries x", "Invalid value for '--retries': expected integer, found x"),
+        ("plan my.yaml --mfu 2", "Invalid value for '--mfu': expected number <= 1, found 2"),
+        ("plan my.yaml --disk fast", "Invalid value for '--disk': expected number, found fast"),
+        ("trian my.yaml", "No such command 'trian'. Did you mean 'train'?"),
+        ("runs lst", "No such command 'lst'. Did you mean 'list'?"),
+    ],
+)
+def test_a_command_line_that_is_wrong_is_told_in_plain_words(line: str, message: str) -> None:
+    done = CliRunner().invoke(app, line.split(), env={"COLUMNS": "300", "TERMINAL_WIDTH": "300"})
+    assert done.exit_code == 2
+    assert message in done.output
+
+
 # Runs each command line of its input in a process of its own, up to the first import of a library that takes seconds;
 # prints those that have written nothing to their terminal by then, or at their end.
 FIRST_WORDS = """
