@@ -34,8 +34,8 @@ def _sections() -> Iterator[str]:
         yield from _keys_below([name], named=False)
 
 
-def _part(title: str, anchor: str) -> str:
-    return f"## {title} {{ #{anchor} }}\n"
+def _part(title: str, place: str) -> str:
+    return f"## {title} {{ #{place} }}\n"
 
 
 def _is_section(name: str) -> bool:
@@ -52,13 +52,18 @@ def _keys_below(names: list[str], *, named: bool = True) -> Iterator[str]:
                 default = " · required"
             elif key in DERIVED:
                 default += ", [found when the run starts](run-file.md#derived-values)"
-            yield f"### `{key}` {{ #{key.replace('.', '-')} .key }}\n\n{facts.type}{default}\n{{ .facts }}\n"
+            yield f"### `{key}` {{ #{anchor(key)} .key }}\n\n{facts.type}{default}\n{{ .facts }}\n"
             yield f"{_linked(facts.text)}\n"
+
+
+def anchor(key: str) -> str:
+    """Return the anchor of a key on its page. Example: "policy-tp"."""
+    return key.replace(".", "-")
 
 
 def _linked(text: str) -> str:
     """Return a key's text with every key that it names as a link to it."""
-    return _NAMED.sub(lambda found: f"[`{found[0]}`](#{found[0].replace('.', '-')})", text)
+    return _NAMED.sub(lambda found: f"[`{found[0]}`](#{anchor(found[0])})", text)
 
 
 def commands_text() -> str:

@@ -12,20 +12,31 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
-from xml.etree.ElementTree import Element
+from xml.etree.ElementTree import Element, SubElement
 
 import docs_reference
 from markdown import Markdown
 from markdown.extensions import Extension
 from markdown.treeprocessors import Treeprocessor
+from markdown.util import AtomicString
+from markdown_it import MarkdownIt
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+from megasharp.config.run_config import RunConfig
+from megasharp.config.schema_keys import described_keys
 
 ROOT = Path(__file__).resolve().parents[1]
 # Where a page has `<!-- site: keys -->`, the code writes the text.
 MADE = re.compile(r"<!-- site: (\w+) -->")
 PARTS: dict[str, Callable[[], str]] = {"keys": docs_reference.keys_text, "commands": docs_reference.commands_text}
+KEYS_PAGE = "reference/keys.md"
+# Dotted keys of a run file, which link to their anchors wherever a text has one as code.
+KEYS = {key for key, _ in described_keys(RunConfig) if "." in key}
+_TEXTS = ("p", "li", "td", "em", "strong")
+# What mkdocs-material and mkdocstrings understand and GitHub does not.
+SITE_ONLY = re.compile(r"^(:::|!!!|===|\?\?\?) |\[\^", flags=re.MULTILINE)
 log = logging.getLogger("mkdocs.hooks.docs_site")
 
 
@@ -64,8 +75,11 @@ class RepositoryLinks(Extension):
             if not target.endswith((".png", ".svg")):
                 return ""
             self.files.append(File.generated(self.site, page, abs_src_path=str(ROOT / target)))
-        relative = posixpath.relpath(page, posixpath.dirname(self.page) or ".")
-        return f"{relative}#{anchor}" if anchor else relative
+        return self.from_page(page) + (f"#{anchor}" if anchor else "")
+
+    def from_page(self, page: str) -> str:
+        """Return the relative path of another page."""
+        return posixpath.relpath(page, posixpath.dirname(self.page) or ".")
 
     def _to_web(self, target: str, anchor: str) -> str:
         kind = "tree" if (ROOT / target).is_dir() else "blob"
@@ -78,10 +92,16 @@ class _Resolve(Treeprocessor):
         self.links = links
 
     def run(self, root: Element) -> None:
-        for element in root.iter():
+        parents = {child: parent for parent in root.iter() for child in parent}
+        for element in [*root.iter()]:
             key = {"a": "href", "img": "src"}.get(element.tag)
             if key and (link := element.get(key)):
                 element.set(key, self.links.resolve(link))
+            elif element.tag == "code" and element.text in KEYS and parents[element].tag in _TEXTS:
+                name, element.text = element.text, None
+                element.tag = "a"
+                element.set("href", f"{self.links.from_page(KEYS_PAGE)}#{docs_reference.anchor(name)}")
+                SubElement(element, "code").text = AtomicString(name)
 
 
 LINKS = RepositoryLinks()
@@ -115,19 +135,29 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Resolve the links of a notebook, which is rendered without the extensions of Markdown."""
-    if not page.file.src_uri.endswith(".ipynb"):
-        return html
-    LINKS.page = page.file.src_uri
+    """Resolve the links of a notebook, which is rendered without extensions; compare any other page with GitHub's."""
+    if page.file.src_uri.endswith(".ipynb"):
+        LINKS.page = page.file.src_uri
+        return re.sub(r'href="([^"]*)"', lambda found: f'href="{_in_html(found[1], page, files)}"', html)
+    _compare(html, page)
+    return html
 
-    def address(found: re.Match[str]) -> str:
-        path, _, anchor = LINKS.resolve(found[1]).partition("#")
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(page.file.src_uri), path))
-        file = files.get_file_from_path(target) if path else None
-        link = file.url_relative_to(page.file) if file else path
-        return f'href="{link}#{anchor}"' if anchor else f'href="{link}"'
 
-    return re.sub(r'href="([^"]*)"', address, html)
+def _in_html(link: str, page: Page, files: Files) -> str:
+    """Return a link as it has to stand in a page that mkdocs does not look through for links."""
+    path, _, anchor = LINKS.resolve(link).partition("#")
+    file = files.get_file_from_path(posixpath.normpath(posixpath.join(posixpath.dirname(page.file.src_uri), path)))
+    address = file.url_relative_to(page.file) if path and file else path
+    return f"{address}#{anchor}" if anchor else address
+
+
+def _compare(html: str, page: Page) -> None:
+    """Warn where a list, a table or a block of code is one on the site or on GitHub only."""
+    text = page.markdown or ""
+    theirs = "" if SITE_ONLY.search(text) else MarkdownIt("commonmark").enable("table").render(text)
+    for tag in ("li", "pre", "table") if theirs else ():
+        if len(re.findall(f"<{tag}[ >]", html)) != len(re.findall(f"<{tag}[ >]", theirs)):
+            log.warning("%s: a <%s> is none on GitHub, or here; mind blank lines and indents", page.file.src_uri, tag)
 
 
 def _expanded(nav: list[object], docs: Path) -> list[object]:

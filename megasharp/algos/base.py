@@ -147,13 +147,15 @@ ParamsT = TypeVar("ParamsT", bound=MethodParams)
 
 
 class Method(Generic[ParamsT]):
-    """A named method with its parameters. Every hook here is the neutral one.
+    """Base of every method. A recipe runs the hooks that a method overrides; the others it skips.
 
-    `paper` and `status` are shown in tables: the source, and how much of the formula is printed there. `options` ends
-    the description of its table among a recipe's keys: "Options of NAME: ..." or "NAME has no options: ...".
-    `reduction` is set by methods that prescribe one. `brings` names methods that come along, with the values that
-    this one sets in their tables; a user's own values win. A method that only brings others is a bundle.
-    `corrects`: the update allows for samples of another policy than the present one; a recipe has one such method.
+    - `paper` and `status` are shown in tables: the source, and how much of the formula is printed there.
+    - `options` ends the description of the method's table among a recipe's keys: "Options of NAME: ..." or "NAME has
+      no options: ...".
+    - `Params` is the table of its parameters, `reduction` the averaging of losses that it prescribes, if any.
+    - `brings` names methods that come along, with the values that this one sets in their tables; a user's own values
+      win. A method that only brings others is a bundle.
+    - `corrects`: the update allows for samples of another policy than the present one; a recipe has one such method.
     """
 
     paper: ClassVar[str]

@@ -35,17 +35,20 @@ from megasharp.tasks.sandbox.programs import Sandbox
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One row.
+    """A task: the reader of its files, its verifier, and what judging needs.
 
-    `load` reads a data file and raises UserError for a bad one. `verify` judges a response; where that means to run
-    programs, `sandbox` makes the verifier of a sandbox and the seconds for all tests of a response. `worker`: the
-    verifier may never end, so it runs only in processes that can be killed. `library` imports what the verifier needs
-    and takes seconds to import; workers' parent calls it before it forks. `extra`: the library is an optional extra of
-    the package, and only a run of this task has the verifier. `prompt` is the template by which `load` asks; empty
-    where a prompt is a notation of the task's own. `answer` makes its record of the answer in a user's own row, whose
-    column is the key; None where it takes more than that. `whole` makes the problem's text of the prompt, its row and
-    the row's place, where it takes more than the prompt. `response` is a response's limit in tokens where a run sets
-    none.
+    - `load` reads a data file; raises UserError for a bad one.
+    - `verify` judges a response. Where that means to run programs, `sandbox` makes the verifier, of a sandbox and the
+      seconds for all tests of a response.
+    - `worker`: the verifier may never end, so it runs only in processes that can be killed.
+    - `library` imports what the verifier needs and takes seconds to import; the parent of the workers calls it before
+      it forks them. `extra`: that library is an optional extra of the package, and only a run of this task has the
+      verifier.
+    - `prompt` is the template by which `load` asks; empty where a prompt is a notation of the task's own.
+    - `answer` makes its record of the answer in a user's own row, whose column is the key; None where it takes more
+      than that. `whole` makes the problem's text of the prompt, its row and the row's place, where it takes more than
+      the prompt.
+    - `response` is a response's limit in tokens where a run sets none.
 
     Example: `Task(math.load_items, math.verify, worker=True, library=math.load_library)`.
     """
