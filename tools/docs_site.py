@@ -143,6 +143,11 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     return html
 
 
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Leave out the mark by which the theme's script asks GitHub for stars and releases on every visit."""
+    return output.replace('data-md-component="source"', "")
+
+
 def _in_html(link: str, page: Page, files: Files) -> str:
     """Return a link as it has to stand in a page that mkdocs does not look through for links."""
     path, _, anchor = LINKS.resolve(link).partition("#")
