@@ -143,7 +143,7 @@ def parse_object(line: bytes, where: str) -> tuple[str, Fields]:
 
 
 def text_field(fields: Fields, key: str, where: str) -> str:
-    """A field that must be a non-empty string of Unicode text. Raises UserError otherwise."""
+    """Return a field that must be a non-empty string of Unicode text. Raises UserError otherwise."""
     value = fields.get(key)
     # JSON can hold halves of surrogate pairs, which no table or file name can.
     if not isinstance(value, str) or not value or not (value.isascii() or is_unicode(value)):
@@ -160,12 +160,12 @@ def is_unicode(text: str) -> bool:
 
 
 def absent(fields: Fields, key: str) -> str:
-    """The end of a message about a missing field: the fields that the row has. Empty where it has the field."""
+    """Return the end of a message about a missing field: the fields that the row has. Empty where it has the field."""
     return "" if key in fields else f"; there is no field '{key}' here, only: {', '.join(map(str, fields)) or 'none'}"
 
 
 def texts_field(fields: Fields, key: str, where: str) -> tuple[str, ...]:
-    """A field that must be a non-empty list of non-empty strings. Raises UserError otherwise."""
+    """Return a field that must be a non-empty list of non-empty strings. Raises UserError otherwise."""
     value = fields.get(key)
     if not isinstance(value, list) or not value:
         raise UserError(f"{where}: '{key}' must be a non-empty list of strings{absent(fields, key)}")
@@ -173,7 +173,7 @@ def texts_field(fields: Fields, key: str, where: str) -> tuple[str, ...]:
 
 
 def object_field(fields: Fields, key: str, where: str) -> Fields:
-    """A field that must be an object. Raises UserError otherwise."""
+    """Return a field that must be an object. Raises UserError otherwise."""
     value = fields.get(key)
     if not isinstance(value, dict):
         raise UserError(f"{where}: '{key}' must be an object, got {short(value)}{absent(fields, key)}")
@@ -181,7 +181,7 @@ def object_field(fields: Fields, key: str, where: str) -> Fields:
 
 
 def optional_text(fields: Fields, key: str, where: str) -> str:
-    """A field that must be a string or null where there is one; empty where there is none. Raises UserError."""
+    """Return a field that must be a string or null where there is one; empty where there is none. Raises UserError."""
     value = fields.get(key)
     if value is not None and not isinstance(value, str):
         raise UserError(f"{where}: '{key}' must be a string, got {short(value)}")
@@ -189,7 +189,7 @@ def optional_text(fields: Fields, key: str, where: str) -> str:
 
 
 def number_field(fields: Fields, key: str, where: str) -> str:
-    """A field that must be a number or text, as text; a whole number has no decimals: 27.0 is `27`.
+    """Return a field that must be a number or text, as text; a whole number has no decimals: 27.0 is `27`.
 
     Raises UserError otherwise.
     """
@@ -201,7 +201,7 @@ def number_field(fields: Fields, key: str, where: str) -> str:
 
 
 def positive_field(fields: Fields, key: str, where: str) -> int:
-    """A field that must be a positive integer. Raises UserError otherwise."""
+    """Return a field that must be a positive integer. Raises UserError otherwise."""
     value = fields.get(key)
     if not isinstance(value, int) or not is_positive(value):
         raise UserError(f"{where}: '{key}' must be a positive integer, got {value!r}{absent(fields, key)}")
@@ -209,7 +209,7 @@ def positive_field(fields: Fields, key: str, where: str) -> int:
 
 
 def positives_field(fields: Fields, key: str, where: str) -> tuple[int, ...]:
-    """A field that must be a list of two or more positive integers. Raises UserError otherwise."""
+    """Return a field that must be a list of two or more positive integers. Raises UserError otherwise."""
     value = fields.get(key)
     if not isinstance(value, list) or len(value) < 2 or not all(is_positive(each) for each in value):
         raise UserError(f"{where}: '{key}' must be two or more positive integers, got {value!r}{absent(fields, key)}")
@@ -222,7 +222,7 @@ def is_positive(value: object) -> bool:
 
 
 def name_of(fields: Fields, keys: Iterable[str], path: Path, where: str) -> str:
-    """The problem's id: the first of `keys` that it has, or else the file's name and the line's number."""
+    """Return the problem's id: the first of `keys` that it has, or else the file's name and the line's number."""
     for key in keys:
         if key in fields:
             value = fields[key]
@@ -240,7 +240,7 @@ def check_names(names: Iterable[str], path: Path) -> None:
 
 
 def short(value: object) -> str:
-    """A value as a message shows it: rows may hold megabytes."""
+    """Return a value as a message shows it: rows may hold megabytes."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 

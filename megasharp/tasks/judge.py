@@ -95,7 +95,7 @@ class ItemVerifier(ABC):
 
     @abstractmethod
     def verdicts(self, items: Sequence[Item], passing: tuple[type[BaseException], ...] = ()) -> list[Verdict]:
-        """One for each item, in order; an exception of the verifier's is an ERROR verdict, but those of `passing`."""
+        """Return a verdict per item, in order; its exceptions, but those of `passing`, are ERROR verdicts."""
 
     @abstractmethod
     def set_up(self) -> None:
@@ -139,7 +139,7 @@ class Judge(Protocol):
         ...
 
     def verdicts(self, items: Sequence[Item]) -> list[Verdict]:
-        """One for each item, in order. A verifier's exception is an ERROR verdict."""
+        """Return a verdict per item, in order. A verifier's exception is an ERROR verdict."""
         ...
 
 
@@ -155,7 +155,7 @@ class DirectJudge:
         return self.verifiers.keys()
 
     def verdicts(self, items: Sequence[Item]) -> list[Verdict]:
-        """One for each item, in order. A verifier's exception is an ERROR verdict."""
+        """Return a verdict per item, in order. A verifier's exception is an ERROR verdict."""
         found: list[Verdict] = []
         for task, run in groupby(items, key=attrgetter("task")):
             verifier, same = self.verifiers[task], list(run)

@@ -21,7 +21,7 @@ from megasharp.tasks.judge import TaskItem
 
 
 def boxed_prompt(question: str) -> str:
-    r"""The ChatML prompt of 2510.04028 (appendix C.2, after Zeng et al. 2025), verbatim; a response puts `\boxed{}`.
+    r"""Return the ChatML prompt of 2510.04028 (C.2, after Zeng et al. 2025), verbatim; a response puts `\boxed{}`.
 
     It is text as it stands: the tokenizer of a Qwen model reads the markers as its own.
     """
@@ -77,12 +77,12 @@ class Template:
     line: bool = False
 
     def text_of(self, question: str) -> str:
-        """The text with the question in its place; a question may hold braces."""
+        """Return the text with the question in its place; a question may hold braces."""
         before, after = self.text.split(_HERE)
         return f"{before}{question}{after}"
 
     def turns_of(self, question: str) -> tuple[tuple[str, str], ...]:
-        """The messages, role and text, for the model's chat template; none where the text is the whole prompt."""
+        """Return messages, role and text, for the model's chat template; none where the text is the whole prompt."""
         if not self.chat:
             return ()
         system = (("system", self.system),) if self.system else ()
@@ -208,12 +208,12 @@ TEMPLATES: dict[str, Template] = {
 
 
 def markers_in(text: str) -> list[str]:
-    """The names of special tokens in a text, such as `<|im_start|>`, each once."""
+    """Return the names of special tokens in a text, such as `<|im_start|>`, each once."""
     return [*dict.fromkeys(_MARKER.findall(text))]
 
 
 def template_named(name: str) -> Template:
-    """The template of that name. Raises UserError, with near names, where there is none."""
+    """Return the template of that name. Raises UserError, with near names, where there is none."""
     if name not in TEMPLATES:
         near = " or ".join(get_close_matches(name, TEMPLATES, n=3, cutoff=0.5)) or ", ".join(TEMPLATES)
         raise UserError(f"prompt: no template {name!r}; did you mean {near}? see megasharp data list")
@@ -221,12 +221,12 @@ def template_named(name: str) -> Template:
 
 
 def by_chat(name: str) -> str:
-    """The template by which a run asks that names none, where a set or task has that of `name`; empty stays empty."""
+    """Return the template of a run that names none, where a set or task has that of `name`; empty stays empty."""
     return name and (template_named(name).in_chat or name)
 
 
 def asked(items: Sequence[TaskItem], name: str) -> list[TaskItem]:
-    """Problems asked by a named template. Raises UserError where their prompt is their task's, without a question."""
+    """Return problems asked by a named template. Raises UserError where their prompt, their task's, has no question."""
     for item in items:
         if not item.question:
             raise UserError(f"prompt: {name} has no place in task {item.task}, whose prompt is its own; leave it out")
@@ -234,7 +234,7 @@ def asked(items: Sequence[TaskItem], name: str) -> list[TaskItem]:
 
 
 def worded(items: Sequence[TaskItem], template: Template) -> list[TaskItem]:
-    """Problems with the words of a template around their questions."""
+    """Return problems with the words of a template around their questions."""
     return [
         replace(
             item,

@@ -1,6 +1,6 @@
 """The table of tasks: for each, the reader of its data files, its verifier, and what its judge needs.
 
-A new reward is a file beside this one and a row here.
+A new task is a file beside this one and a row here.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ _WITHOUT_COLUMNS = ("code", "reasoning_gym")
 
 
 def load_items(task: str, path: Path) -> list[TaskItem]:
-    """All problems of a task's data file, with the columns of their rows.
+    """Load all problems of a task's data file, with the columns of their rows.
 
     Raises UserError for a task not in the table, or a bad file.
     """
@@ -138,7 +138,7 @@ def load_items(task: str, path: Path) -> list[TaskItem]:
 
 
 def row_of(task: str) -> Task:
-    """The row of a task. Raises UserError, with near names, for one that is not in the table."""
+    """Return the row of a task. Raises UserError, with near names, for one that is not in the table."""
     if task not in TASKS:
         near = " or ".join(get_close_matches(task, TASKS, n=3, cutoff=0.5))
         hint = f"is it {near}? Known tasks" if near else "known tasks"
@@ -147,7 +147,7 @@ def row_of(task: str) -> Task:
 
 
 def rows_of(tasks: Collection[str]) -> dict[str, Task]:
-    """The rows of `tasks`, sorted by name; a name that is not in the table has none."""
+    """Return the rows of `tasks`, sorted by name; a name that is not in the table has none."""
     return {name: TASKS[name] for name in sorted(tasks) if name in TASKS}
 
 
@@ -158,7 +158,7 @@ def make_verifiers(
     seconds: float = 0.0,
     preload: bool = False,
 ) -> Verifiers:
-    """Verifiers by task, a user's `own` among them; called in the process that workers are forked from too.
+    """Make the verifiers, by task, a user's `own` among them; called in the process that workers are forked from too.
 
     Those that need neither a sandbox nor an extra are always there. With a `sandbox` programs are judged, which have
     `seconds` for all of their tests; of the extras, those of `tasks` are judged, and their libraries imported now.
