@@ -74,7 +74,7 @@ class RepositoryLinks(Extension):
         if self.files.get_file_from_path(page) is None:
             if not target.endswith((".png", ".svg")):
                 return ""
-            self.files.append(File.generated(self.site, page, abs_src_path=str(ROOT / target)))
+            self.files.append(File(page, str(ROOT), self.site.site_dir, use_directory_urls=False))
         return self.from_page(page) + (f"#{anchor}" if anchor else "")
 
     def from_page(self, page: str) -> str:
