@@ -55,9 +55,9 @@ def options_of(words: list[str]) -> tuple[str, set[str]]:
 
 
 def code_lines(page: Path) -> Iterator[str]:
-    """The lines of a page's code, indented or fenced."""
+    """The lines of a page's code, indented or fenced; continued ones as one."""
     fenced = False
-    for line in page.read_text(encoding="utf-8").splitlines():
+    for line in page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
         if line.lstrip().startswith("```"):
             fenced = not fenced
         elif fenced or line.startswith("    "):
