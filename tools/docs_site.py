@@ -37,6 +37,7 @@ KEYS = {key for key, _ in described_keys(RunConfig) if "." in key}
 _TEXTS = ("p", "li", "td", "em", "strong")
 # What mkdocs-material and mkdocstrings understand and GitHub does not.
 SITE_ONLY = re.compile(r"^(:::|!!!|===|\?\?\?) |\[\^", flags=re.MULTILINE)
+ASKS_GITHUB = 'data-md-component="source"'
 log = logging.getLogger("mkdocs.hooks.docs_site")
 
 
@@ -144,8 +145,13 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Leave out the mark by which the theme's script asks GitHub for stars and releases on every visit."""
-    return output.replace('data-md-component="source"', "")
+    """Keep the theme's script from asking GitHub for stars and releases on every visit."""
+    return output.replace(ASKS_GITHUB, "")
+
+
+def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:
+    """Treat pages that are no documentation, such as 404.html, as `on_post_page` does."""
+    return output_content.replace(ASKS_GITHUB, "")
 
 
 def _in_html(link: str, page: Page, files: Files) -> str:
