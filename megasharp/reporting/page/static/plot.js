@@ -49,7 +49,7 @@ function axesOf(spec) {
   return [
     { ...text, grid: { show: false }, size: 20, gap: 2, label: spec.x, labelFont: FONT, labelSize: 14, labelGap: 0,
       splits: (_, __, low, high) => (spec.axis === "k" ? few(powers(low, high)) : ticks(low, high, 5).filter(Number.isInteger)), values: (_, splits) => splits.map((value) => value.toLocaleString("en")) },
-    { ...text, grid, size: 48, gap: 4, splits: (_, __, low, high) => (spec.log ? logTicks(low, high) : ticks(low, high, 5)), values: (_, splits) => numbers(splits) },
+    { ...text, grid, size: (_, values) => Math.max(48, ...(values || []).map((value) => 10 + 6.6 * value.length)), gap: 4, splits: (_, __, low, high) => (spec.log ? logTicks(low, high) : ticks(low, high, 5)), values: (_, splits) => numbers(splits) },
   ];
 }
 
