@@ -149,7 +149,7 @@ def test_gamma_may_change_with_the_step() -> None:
     ("tree", "message"),
     [
         ({"form": "reward_seq_mean", "logp": "policy"}, "set logp: engine"),
-        ({"gamma_p": -0.02}, "greater than or equal to 0"),
+        ({"gamma_p": -0.02}, "gamma_p: expected number >= 0"),
         ({"form": "sequence"}, "form"),
     ],
 )
