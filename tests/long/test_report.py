@@ -213,6 +213,8 @@ def test_values_of_all_runs_are_shown_under_the_cursor(page: webdriver.Chrome) -
     assert [row.text for row in hint.find_elements(By.TAG_NAME, "tr")] == ["a 0.3", "b 0.3"]
     assert "a, after step 3: attempt 2 begins" in hint.text
     assert of_chart(page, "policy/clip_high", "u.data[0][u.cursor.idx]") == 3, "the other charts follow the cursor"
+    page.execute_script("draw()")
+    assert hint.is_displayed() and hint.text.startswith("step 3"), "as it was before news came"
     find(page, "h1")[0].click()
     webdriver.ActionChains(page).move_to_element(middle(page, "eval/dev/pass@8")).move_by_offset(170, 0).perform()
     assert "a 0.5 (0 to 1)" in hint.text

@@ -188,6 +188,7 @@ function redraw(name) {
 
 function draw() {
   const read = reading();
+  tip.hide();
   document.title = data.title;
   document.getElementById("head").replaceChildren(...head());
   document.getElementById("main").replaceChildren(...Object.values(PARTS).map(([make]) => make()));
