@@ -5,7 +5,8 @@
 
 Each command runs on a terminal of its own in a temporary folder that holds the quickstart and a run of one step, and is
 ended once it has written something. The smallest figure of the rounds counts, because other work on the machine only
-adds to it; `--cold` first drops the files of this Python from the page cache. CPU seconds are those of the process up
+adds to it; `--cold` first drops the files of this Python from the page cache, but for those
+that another process maps. CPU seconds are those of the process up
 to its first byte. Exit code 1: a command took more than `--limit` seconds in every round.
 """
 
