@@ -20,7 +20,7 @@ from megasharp.evals.result import EvalResult
 from megasharp.metrics.names import in_words
 from megasharp.reporting.history import RunHistory, goodput
 from megasharp.reporting.number_text import duration
-from megasharp.reporting.page.packed import packed, thinned
+from megasharp.reporting.page.float_arrays import packed, thinned
 from megasharp.reporting.page.records import Figure, Mark, Points, Series, Stages, ranges, rounded
 
 # Points of one curve on the page: a point for each step of all but the longest runs.

@@ -1,8 +1,8 @@
 """The page's records, which become its JSON, and the helpers that keep it small. Scripts in `static/` draw them.
 
 A `model` is the weights of a run after a step; models are named by their place in `Page.models`, runs by theirs in
-`Page.runs`. Curves over steps are packed (`packed.py`); points of other figures are lists, [x, y] or [x, y, low, high].
-Of many things a page holds a few, evenly chosen, and of very long curves the means.
+`Page.runs`. Curves over steps are packed (`float_arrays.py`); points of other figures are lists, [x, y] or
+[x, y, low, high]. Of many things a page holds a few, evenly chosen, and of very long curves the means.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from megasharp.reporting.page.packed import Packed
+from megasharp.reporting.page.float_arrays import Packed
 
 Points = list[list[float]]
 

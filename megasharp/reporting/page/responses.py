@@ -22,7 +22,7 @@ from pathlib import Path
 from megasharp.common.records import Outcome
 from megasharp.metrics.response_table import prompt_rank, read_table, read_tokens, table_step
 from megasharp.reporting.history import RunHistory, kept_responses
-from megasharp.reporting.page.packed import packed
+from megasharp.reporting.page.float_arrays import packed
 from megasharp.reporting.page.records import (
     Bars,
     CodeErrors,

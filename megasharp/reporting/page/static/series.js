@@ -3,7 +3,7 @@
 
 const decoded = new WeakMap();
 
-// `numbers`: [first, difference, count], or base64 of float32 (`packed.py`).
+// `numbers`: [first, difference, count], or base64 of float32 (`float_arrays.py`).
 function unpacked(numbers) {
   if (Array.isArray(numbers)) {
     const [first, difference, count] = numbers;

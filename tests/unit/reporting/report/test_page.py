@@ -26,8 +26,8 @@ from megasharp.evals.result_files import save
 from megasharp.reporting.history import kept_responses, read_run
 from megasharp.reporting.page import responses
 from megasharp.reporting.page.evaluations import SHARES, TENTHS
+from megasharp.reporting.page.float_arrays import packed, thinned
 from megasharp.reporting.page.metrics import words
-from megasharp.reporting.page.packed import packed, thinned
 from megasharp.reporting.page.records import Page, ranges, share_bin, spread_out
 from megasharp.reporting.page.serve import as_html, as_json, read_page
 from megasharp.reporting.show import screen
