@@ -30,6 +30,7 @@ from megasharp.reporting.show import peak_of, screen, warnings
 from megasharp.trainer import run_summary
 from megasharp.trainer.run_summary import summarize_run
 from megasharp.trainer.step_log import AttemptTotals
+from tests.unit.reporting.report.page_runs import numbers
 from tests.unit.saving import save_at_once
 
 STEPS = 6
@@ -141,8 +142,11 @@ def test_summary_screen_and_report_have_the_same_figures(run: Stopped) -> None:
         assert told in text and told in facts
     # The last row, as the curves end.
     assert summary["last"] == history.training[-1]
-    drawn = {figure.name: dict(tuple(point[:2]) for point in figure.series[0].points) for figure in page.figures}
-    assert drawn["reward/mean"][6.0] == summary["last"]["reward/mean"]
+    drawn = {
+        figure.name: dict(zip(numbers(figure.series[0].x), numbers(figure.series[0].y), strict=True))
+        for figure in page.figures
+    }
+    assert drawn["reward/mean"][6.0] == pytest.approx(summary["last"]["reward/mean"])
     assert re.search(r"reward \S+ 0\.100 0\.600 at 6 0\.600", text)
     # The peak, which only a row has.
     peak = peak_of(history)
@@ -173,7 +177,7 @@ def test_an_evaluation_counts_whether_its_row_or_its_file_is_missing(run: Stoppe
         expected = [(step, run.evaluations[step, suite].pass_at_k[1]) for step in (0, 2, 4, 6)]
         assert history.series(f"eval/{suite}/pass@1") == expected
         (figure,) = (one for one in read_page([run.root], live=False).figures if one.name == f"eval/{suite}/pass@1")
-        assert [point[0] for point in figure.series[0].points] == [0.0, 2.0, 4.0, 6.0]
+        assert numbers(figure.series[0].x) == [0.0, 2.0, 4.0, 6.0]
 
 
 def test_a_summary_of_an_earlier_end_is_named_and_not_read(run: Stopped) -> None:
