@@ -14,7 +14,7 @@ FLEET_PIP := $(FLEET)/bin/python -m pip --disable-pip-version-check
 FLEET_SET := megasharp/rollout/sglang/engine/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install fleet lint format test test-unit test-long test-due test-resume docs docs-serve wheel bench clean
+.PHONY: help venv quickstart install fleet lint format test test-unit test-long test-due test-resume docs docs-serve wheel bench clean
 
 # A target with two hashes is listed.
 help: ## list these targets
@@ -22,24 +22,29 @@ help: ## list these targets
 	@echo
 	@echo "  TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu takes torch without CUDA; PYTHON=python3.12 picks a Python"
 
+# setuptools warns that a folder may shadow an editable package, which is what an editable package is for.
+EDITABLE := PYTHONWARNINGS='ignore:Editable installation' $(PIP) install -q --no-build-isolation -c constraints.txt -e
+
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -q --upgrade pip setuptools
+	@echo "Downloading torch; this can take minutes."
 	$(PIP) install -q $(TORCH) $(TORCH_INDEX)
-	$(PIP) install -q --no-build-isolation -c constraints.txt -e .
-	touch $@
+	@echo "Installing megasharp and what it needs; this can take minutes."
+	$(EDITABLE) .
+	@touch $@
 
 $(VENV)/.test: $(VENV)/.base
-	$(PIP) install -q --no-build-isolation -c constraints.txt -e '.[test,dev]'
-	touch $@
+	$(EDITABLE) '.[test,dev]'
+	@touch $@
 
 $(VENV)/.docs: $(VENV)/.base
-	$(PIP) install -q --no-build-isolation -c constraints.txt -e '.[docs]'
-	touch $@
+	$(EDITABLE) '.[docs]'
+	@touch $@
 
 $(VENV)/.bench: $(VENV)/.base
-	$(PIP) install -q --no-build-isolation -c constraints.txt -e '.[bench]'
-	touch $@
+	$(EDITABLE) '.[bench]'
+	@touch $@
 
 # The engines' own Python on a machine without a GPU: SGLang's exact pins never meet the trainer's.
 $(FLEET)/.built: pyproject.toml $(FLEET_SET)
@@ -51,7 +56,9 @@ $(FLEET)/.built: pyproject.toml $(FLEET_SET)
 	$(FLEET_PIP) install -q --no-deps --no-build-isolation -e .
 	touch $@
 
-quickstart: $(VENV)/.base ## install into .venv and train the quickstart's model (4.5 minutes on two cores)
+venv: $(VENV)/.base ## install megasharp into .venv
+
+quickstart: $(VENV)/.base ## install, then train the quickstart's model (three to four minutes on two idle cores)
 	$(BIN)/megasharp train examples/quickstart/run.yaml
 
 install: $(VENV)/.test ## install into .venv with all that development needs

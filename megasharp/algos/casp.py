@@ -5,8 +5,9 @@ the policy's N most probable candidates and gamma^(n) = pi(v^(n)) / pi_old(v^(n)
 
     gamma+ = (1 - alpha w) gamma + alpha w sum_n omega_n sg[gamma / gamma^(n)] gamma^(n),     omega_n = 1/N
 
-whose value is gamma and whose gradient on the logits is gamma ((1 - alpha w) e_y + alpha w sum_n omega_n e_v(n) - pi).
-pi_old(v^(n)) cancels, so it is written here as a log-prob of the same value (derived, exact):
+where sg passes no gradient. Its value is gamma, and its gradient on the logits is
+gamma ((1 - alpha w) e_y + alpha w sum_n omega_n e_v(n) - pi). pi_old(v^(n)) cancels, so it is written
+here as a log-prob of the same value (derived, exact):
 
     l~ = (1 - alpha w) log pi(y) + alpha w sum_n omega_n log pi(v^(n))
 
@@ -21,7 +22,8 @@ weighs the candidates by sg[pi(v^(n)) / sum_m pi(v^(m))].
 Degenerate cases: the comparison is strict, so of equal entropies none passes the threshold they set, and a response of
 one token is not gated; q = 0 selects every unmasked token and q = 1 none, by definition. A response is never split, so
 the gate does not depend on packing. alpha = 0 with lambda_top1 = 1, or q = 1, is the recipe without this method.
-`policy/ratio` and the clip's shares include lambda_top1.
+`policy/ratio`, `policy/kl_old` and the clip's shares include lambda_top1, so that at pi = pi_old the first two are not
+exactly 1 and 0.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     loss = -sg[ clip(rho, 1 - low, 1 + high) ] A log pi          rho = pi / pi_old
 
-Differs from GRPO's clip: a token beyond the bounds keeps a gradient, with a bounded weight. `low` = 1 is no lower
-bound, as in the paper (the ratio is never negative). Printed: the formula and the token mean; the value of `high` was
-tuned and is not given: 0.2 is verl's example, slime suggests 4. `policy/clip_high` and `policy/clip_low` count tokens
-whose weight was cut, whatever their advantage. Degenerate case: at pi = pi_old the gradient is REINFORCE's, A grad log
-pi. The loss's value has no meaning of its own; its gradient has.
+sg passes no gradient. Differs from GRPO's clip: a token beyond the bounds keeps a gradient, with a bounded weight.
+`low` = 1 is no lower bound, as in the paper (the ratio is never negative). Printed: the formula and the token mean; the
+value of `high` was tuned and is not given: 0.2 is verl's example, slime suggests 4. `policy/clip_high` and
+`policy/clip_low` count tokens whose weight was cut, whatever their advantage. Degenerate case: at pi = pi_old the
+gradient is REINFORCE's, A grad log pi. The loss's value has no meaning of its own; its gradient has.
 """
 
 from __future__ import annotations

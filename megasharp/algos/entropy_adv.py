@@ -2,7 +2,7 @@
 
     psi_t = min( a sg[H_t], |A_t| / kappa )          A_t' = A_t + psi_t
 
-No gradient flows through the entropy H_t. As kappa is above 1, A_t' has the sign of A_t. The paper: a = 0.4 with GRPO
+sg passes no gradient to the entropy H_t. As kappa is above 1, A_t' has the sign of A_t. The paper: a = 0.4 with GRPO
 (0.1 with PPO), kappa = 2, rewards +1 and -1, clip-higher and a loss per token. All of it is from third-party notes; no
 official code was found.
 

@@ -84,7 +84,8 @@ def logp_along(x: TokenInputs, logr_T: Tensor) -> Tensor:
 def ratio_metrics(x: TokenInputs, logr_T: Tensor) -> dict[str, TokenMetric]:
     """Return `policy/ratio` rho and `policy/kl_old`, rho - 1 - log rho, an estimate of KL(pi_old || pi) in nats.
 
-    `logr_T` [T] is the bounded log rho. Where a method changes the ratio (`gspo`, `bypass`), both are of that one.
+    `logr_T` [T] is the bounded log rho. Where a method changes the ratio (`gspo`, `bypass`, `casp`), both
+    are of that one.
     """
     logr_T = logr_T.detach()
     ratio_T = torch.exp(logr_T)

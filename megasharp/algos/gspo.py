@@ -5,8 +5,9 @@
 
 Differs from GRPO in the ratio only: all tokens of a response share it, so a response is clipped as a whole. The bounds
 are the paper's, 3e-4 and 4e-4: a mean of log-ratios moves far less than a single one. `level: token` is the paper's
-token variant, s_it = sg[s_i] pi_it / sg[pi_it]: the same value, each token with its own gradient; with one advantage
-for all tokens of a response, loss and gradient equal those of `sequence`. They differ where advantages differ by token.
+token variant, s_it = sg[s_i] pi_it / sg[pi_it], where sg passes no gradient: the same value, each token with its own
+gradient. With one advantage for all tokens of a response, loss and gradient equal those of `sequence`; they differ
+where advantages differ by token.
 
 Printed: both ratios, the bounds, 1/G sum_i 1/|y_i| sum_t (hence the reduction). |y_i| counts unmasked tokens. Public
 code bounds the log-ratio at 10, here it is 20 as everywhere. Degenerate cases: a response of one token has its token
