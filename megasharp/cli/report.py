@@ -62,11 +62,17 @@ def write_report(folders: Sequence[Path], out: Path | None, evals: Sequence[Path
     path = out or (folders[0] if len(folders) == 1 else folders[0].resolve().parent) / FILE
     if path.is_dir():
         raise UserError(f"--out {path}: this is a folder; give the name of a file, such as {path / FILE}")
-    page = as_html(read_page(folders, live=False, evals=evals))
+    page = read_page(folders, live=False, evals=evals)
+    _say_unread(page.unread)
     # It holds what they hold, wherever it is written.
     write_like(*folders, *evals)
-    write_text(path, page)
+    write_text(path, as_html(page))
     return path
+
+
+def _say_unread(lines: Sequence[str]) -> None:
+    for line in lines:
+        typer.echo(f"megasharp: left out of the report: {line}", err=True)
 
 
 def serve_report(folders: Sequence[Path], port: int, say: Say, evals: Sequence[Path] = ()) -> None:
@@ -76,7 +82,7 @@ def serve_report(folders: Sequence[Path], port: int, say: Say, evals: Sequence[P
     token = token_of_server()
     page = LivePage(folders, lambda: read_page(folders, live=True, evals=evals), evals)
     # A damaged run is refused here, before a browser asks.
-    page.newest()
+    _say_unread(page.newest()[1].unread)
     with open_server(page, port, token) as server:
         say(f"http://{HOST}:{server.server_address[1]}/?token={token}  (this machine only; Ctrl-C ends it)")
         server.serve_forever(poll_interval=0.2)

@@ -7,9 +7,10 @@ share of wall-clock time that became the run's history:
 
 Useful step time adds up the steps of the history, each once, without evaluations, checkpoints and start-up (in runs of
 older versions the row of the next step contains these). A step that was trained again after a restart counts with its
-last time; its earlier time is `repeated`, and so are steps that a killed attempt had begun. Wall time adds up all
-attempts, from the start of the process (imports and checks included) to its end, or to when a killed one was last seen.
-Time between attempts, in a queue, is not counted.
+last time; its earlier time is `repeated`, and so are steps that a killed attempt had begun. A run of one attempt has
+repeated nothing: its stages' time outside steps is in `rest`. Wall time adds up all attempts, from the start of the
+process (imports and checks included) to its end, or to when a killed one was last seen. Time between attempts, in a
+queue, is not counted.
 
 Papers report peaks (2601.15609, section 5.1: the best of a checkpoint every 50 steps). The suite that chose the peak
 flatters it, because the best of many noisy metrics is partly luck; on other suites the peak is as fair as the last one.
@@ -353,7 +354,7 @@ def goodput(history: RunHistory) -> Goodput:
     start, evaluation, checkpoint = (sum(record.seconds.get(stage, 0.0) for record in known) for stage in _APART)
     in_steps = sum(seconds for record in known for stage, seconds in record.seconds.items() if stage not in _APART)
     left = wall - useful - start - evaluation - checkpoint
-    repeated = min(max(in_steps - useful, 0.0), max(left, 0.0))
+    repeated = min(max(in_steps - useful, 0.0), max(left, 0.0)) if len(known) > 1 else 0.0
     return Goodput(wall, useful, start, evaluation, checkpoint, repeated, max(left - repeated, 0.0), False)
 
 

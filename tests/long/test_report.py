@@ -203,6 +203,22 @@ def test_runs_that_coincide_are_both_seen(page: webdriver.Chrome) -> None:
     edges, fill = "u.bands.map((band) => band.series)", "u.bands.map((band) => band.fill(u, 0).slice(0, 7))"
     assert of_chart(page, "pass@k dev", edges) == [[2, 1], [5, 4], [8, 7]]
     assert of_chart(page, "pass@k dev", fill) == ["#6b7280", "#0060a8", "#b8560f"]
+    of_models = "u.series.slice(1).filter((one) => one.width === 2).map((one) => one.dash || null)"
+    assert of_chart(page, "pass@k dev", of_models) == [[6, 4], None, [6, 4]], "the base, run a, run b as in its curves"
+
+
+def test_a_part_about_code_is_absent_where_no_response_has_an_error(page: webdriver.Chrome) -> None:
+    (link,) = find(page, "#nav a[href='#errors']")
+    assert link.is_displayed() and find(page, "#errors h2")
+    page.execute_script("data.code_errors.series = []; draw()")
+    assert not link.is_displayed() and not find(page, "#errors h2")
+
+
+def test_a_card_leads_to_the_settings_that_differ(page: webdriver.Chrome) -> None:
+    first, second = find(page, ".run a")
+    assert (first.text, second.text) == ("policy.optimizer.lr 0.1", "policy.optimizer.lr 0.2")
+    first.click()
+    assert page.current_url.endswith("#settings")
 
 
 def test_values_of_all_runs_are_shown_under_the_cursor(page: webdriver.Chrome) -> None:

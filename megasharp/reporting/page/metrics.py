@@ -162,7 +162,7 @@ def stages(number: int, run: RunHistory) -> Stages | None:
         "rest": spent.rest,
     }
     share = [] if spent.share is None else [["goodput", f"{spent.share:.0%}"]]
-    account = [*share, *([name, duration(seconds)] for name, seconds in parts.items())]
+    account = [*share, *([name, duration(seconds)] for name, seconds in parts.items() if seconds >= 0.5)]
     return Stages(number, names, columns, account)
 
 
@@ -288,7 +288,9 @@ def _between(runs: Sequence[RunHistory], names: Sequence[str], results: Results)
             continue
         k = max(shared)
         order = sorted(last, key=lambda run: -last[run].pass_at_k[k])
-        noise = "" if _Change(last[order[-1]], last[order[0]], k).direction else " (a difference within the noise)"
+        best, worst = order[0], order[-1]
+        same = not _Change(last[worst], last[best], k).direction
+        noise = f" ({names[best]} against {names[worst]}: within the noise)" if same else ""
         steps_differ = len(set(at.values())) > 1
         ends = ", ".join(
             f"{names[run]} {last[run].pass_at_k[k]:.2f}" + f" (step {at[run]})" * steps_differ for run in order

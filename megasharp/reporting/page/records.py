@@ -27,10 +27,11 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run as the page names it; `facts` are short lines about its state."""
+    """A run as the page names it: its methods and where it differs from the others (`what`); `facts` on its state."""
 
     name: str
     folder: str
+    what: str
     facts: list[str]
     marks: list[Mark]
     warnings: list[str]
@@ -220,13 +221,17 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The whole page. `live`: it was served and polls for changes; `last_step`: the last of the curves over steps."""
+    """The whole page. `live`: it was served and polls for changes; `last_step`: the last of the curves over steps.
+
+    `unread` has a line for each evaluation that cannot be read.
+    """
 
     title: str
     made: str
     live: bool
     last_step: int
     words: list[str]
+    unread: list[str]
     runs: list[Run]
     models: list[Model]
     differences: list[Difference]

@@ -30,6 +30,7 @@ from pathlib import Path
 from socket import socket
 from urllib.parse import parse_qs, urlsplit
 
+from megasharp.algos import METHODS
 from megasharp.common.errors import UserError, one_line
 from megasharp.evals.result import EvalResult
 from megasharp.evals.result_files import load_result
@@ -72,6 +73,7 @@ def collect(histories: Mapping[str, RunHistory], *, live: bool, beside: Sequence
     models = choose_models(runs, names, steps, beside)
     responses = read_rollouts(runs)
     success = success_figures(results, models)
+    differ = differences(runs) if len(runs) > 1 else {}
     timed = [stages(number, run) for number, run in enumerate(runs)]
     unmetered = [name for name, run in histories.items() if not run.series(_TELEMETRY)]
     telemetry = (
@@ -84,10 +86,11 @@ def collect(histories: Mapping[str, RunHistory], *, live: bool, beside: Sequence
         made=time.strftime("%Y-%m-%d %H:%M:%S"),
         live=live,
         last_step=max((step for run in runs for step in (run.last_step, *run.evaluations)), default=0),
-        words=[*words(runs, names, results), *unread],
-        runs=[_run(name, run) for name, run in histories.items()],
+        words=words(runs, names, results),
+        unread=unread,
+        runs=[_run(name, run, _what(run, place, differ)) for place, (name, run) in enumerate(histories.items())],
         models=models.all,
-        differences=[Difference(key, values) for key, values in differences(runs).items()] if len(runs) > 1 else [],
+        differences=[Difference(key, values) for key, values in differ.items()],
         figures=figures(runs, results),
         pass_at_k=pass_at_k_figures(results, models),
         success=[*success, *([responses.success] if responses.success else [])],
@@ -99,7 +102,7 @@ def collect(histories: Mapping[str, RunHistory], *, live: bool, beside: Sequence
     )
 
 
-def _run(name: str, run: RunHistory) -> Run:
+def _run(name: str, run: RunHistory, what: str) -> Run:
     of = f" of {run.steps}" if run.steps else ""
     spent = goodput(run)
     facts = [f"{run.state}, step {run.last_step}{of}", restarts(run), f"{run.tokens:,} response tokens"]
@@ -110,7 +113,33 @@ def _run(name: str, run: RunHistory) -> Run:
     # The page's first sentences report collapse, with intervals.
     beside = [line for line in warnings(run) if line not in [*collapse(run)]]
     facts.append(f"seed {run.config.get('seed', 'unknown')}")
-    return Run(name, str(run.folder), facts, marks(run), beside)
+    return Run(name, str(run.folder), what, facts, marks(run), beside)
+
+
+# Keys on a run's card; the table of settings has all of them.
+_MOST_KEYS = 4
+# Said elsewhere on the card.
+_ON_CARD = ("seed", "recipe.methods")
+
+
+def _what(run: RunHistory, place: int, differ: Mapping[str, Sequence[str]]) -> str:
+    """Name the methods of run number `place`, each with the options that are not its defaults, and keys that differ."""
+    recipe = run.config.get("recipe")
+    recipe = recipe if isinstance(recipe, dict) else {}
+    methods = recipe.get("methods")
+    parts = [_with_options(name, recipe.get(name)) for name in methods] if isinstance(methods, list) else []
+    named = tuple(f"recipe.{name}." for name in METHODS)
+    keys = [key for key in differ if key not in _ON_CARD and not key.startswith(named)]
+    shown = [f"{key} {differ[key][place]}" for key in keys[:_MOST_KEYS]]
+    more = [f"{len(keys) - _MOST_KEYS} more"] if len(keys) > _MOST_KEYS else []
+    return "; ".join(line for line in (", ".join(parts), ", ".join([*shown, *more])) if line)
+
+
+def _with_options(name: str, options: object) -> str:
+    usual = METHODS[name].Params().model_dump(mode="json") if name in METHODS else {}
+    given = options.items() if isinstance(options, dict) else ()
+    own = ", ".join(f"{key} {value}" for key, value in given if usual.get(key) != value)
+    return f"{name} ({own})" if own else name
 
 
 _LIBRARY = "vendor/uPlot"

@@ -59,6 +59,13 @@ def test_goodput_counts_each_step_of_the_history_once(run: Folder) -> None:
     assert parts == pytest.approx(found.wall)
 
 
+def test_a_run_that_never_restarted_has_repeated_nothing(run: Folder) -> None:
+    """Three seconds of stages lie outside its steps, as at its end."""
+    record = AttemptRecord(started=100.0, seen=120.0, ended=120.0, seconds={"start": 1.0, "update": 16.0, "log": 1.0})
+    found = goodput(read_run(run.config().rows(steps(1, 7)).attempt(1, record).root))
+    assert (found.useful, found.repeated, found.rest) == (14.0, 0.0, 5.0)
+
+
 def with_time_apart(run: Folder) -> Folder:
     """Two seconds a step, five of an evaluation before the first, three and one after the second."""
     first, second, third = ({**row, "time": time} for row, time in zip(steps(1, 3), (107.0, 109.0, 115.0), strict=True))

@@ -36,7 +36,7 @@ function outlines({ bars, edges = null, labels = null, log = false, x = "", name
   for (const bar of bars) {
     const height = (share) => (share > 0 ? sy(share) : floor);
     const path = bar.shares.map((share, at) => `${at ? "L" : `M${sx(0)},${floor}L`}${sx(at)},${height(share)}L${sx(at + 1)},${height(share)}`).join("");
-    image.append(sv("path", { class: "band", d: `${path}L${sx(count)},${floor}Z`, fill: bar.colour }),
+    image.append(sv("path", { d: `${path}L${sx(count)},${floor}Z`, fill: bar.colour, "fill-opacity": 0.12 / bars.length }),
       sv("path", { class: "curve", d: `${path}L${sx(count)},${floor}`, stroke: bar.colour, "stroke-dasharray": { dashed: "6 4", dotted: "2 3" }[bar.dash],
         "stroke-opacity": bar.opacity }));
   }

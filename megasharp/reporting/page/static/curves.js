@@ -47,13 +47,18 @@ function unpinned() {
   return data.figures.filter((figure) => asked(figure) && !state.pins.has(figure.name));
 }
 
+// Those that the part on time draws; a metric that is zero throughout is with its like.
+function besideTime(figure) {
+  return BESIDE_TIME.includes(figure.section) && !figure.zero;
+}
+
 function pinned() {
   const figures = data.figures.filter((figure) => state.pins.has(figure.name) && asked(figure));
   return el("section", { id: "pinned" }, figures.length ? [el("h2", {}, "Pinned"), grid(figures)] : null);
 }
 
 function curves() {
-  const figures = unpinned().filter((figure) => state.query || !BESIDE_TIME.includes(figure.section));
+  const figures = unpinned().filter((figure) => state.query || !besideTime(figure));
   const zero = figures.filter((figure) => figure.zero), moving = figures.filter((figure) => !figure.zero);
   const sections = [...new Set(moving.map((figure) => figure.section))].filter((name) => name !== REST);
   const inSection = (name) => moving.filter((figure) => figure.section === name);

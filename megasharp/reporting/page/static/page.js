@@ -14,14 +14,14 @@ function runDash(run) {
   return ["solid", "dashed", "dotted"][run % 3];
 }
 
-// A base model is grey and dashed; a run's earlier models are paler than its last.
+// A base model is grey and dashed. All models of a run have its colour and its dash, the earlier ones paler.
 function modelStyle(model) {
   const one = data.models[model];
   if (one.run < 0) return { label: one.label, colour: runColour(data.runs.length + model - data.models.findIndex((other) => other.run < 0)), dash: "dashed", opacity: 1 };
   if (one.shared || (one.step === 0 && data.runs.length === 1)) return { label: one.label, colour: "var(--base)", dash: "dashed", opacity: 1 };
   const steps = data.models.filter((other) => other.run === one.run).map((other) => other.step);
   const share = one.step / Math.max(1, ...steps);
-  return { label: one.label, colour: runColour(one.run), dash: one.last ? "solid" : one.step === 0 ? "dashed" : "dotted", opacity: 0.45 + 0.55 * share };
+  return { label: one.label, colour: runColour(one.run), dash: runDash(one.run), opacity: 0.4 + 0.6 * share };
 }
 
 // Until somebody chooses: the bases and each run's last, whichever that is by now.
@@ -54,12 +54,17 @@ function runChips(parts) {
 }
 
 function head() {
-  const cards = data.runs.map((run, at) => folding({ class: "run", style: { "--colour": runColour(at) } }, `run: ${run.folder}`, el("strong", {}, run.name), isOpen(`run: ${run.folder}`),
+  const cards = data.runs.map((run, at) => folding({ class: "run", style: { "--colour": runColour(at) } }, `run: ${run.folder}`, el("strong", {}, run.name), isOpen(`run: ${run.folder}`), whatOf(run),
     el("ul", {}, run.facts.map((fact) => el("li", {}, fact)), run.marks.length ? el("li", {}, happened(run.marks)) : null,
       run.warnings.map((line) => el("li", { class: "warning" }, line)))));
   const words = data.words.length ? data.words : ["No evaluation has a successor yet: there is nothing to say about pass@k."];
   return [el("h1", {}, data.title), el("small", {}, `made ${data.made}${data.live ? ", refreshes while training goes on" : ""}`),
-    el("ul", { class: "words" }, words.map((line) => el("li", {}, line))), el("div", { class: "runs" }, cards)];
+    el("ul", { class: "words" }, data.unread.map((line) => el("li", { class: "warning" }, line)), words.map((line) => el("li", {}, line))), el("div", { class: "runs" }, cards)];
+}
+
+// With several runs, it leads to all the settings in which they differ.
+function whatOf(run) {
+  return run.what && el("div", {}, data.differences.length ? el("a", { href: "#settings", onclick: () => unfold("settings") }, run.what) : run.what);
 }
 
 function happened(marks) {
@@ -87,7 +92,7 @@ function passkOf(suite) {
 }
 
 function candidatesPart() {
-  const heading = ["candidates", "What else might have been said"];
+  const heading = ["candidates", "Candidates"];
   if (!data.probes.length) {
     return part(...heading, el("p", { class: "note" }, "No probe was recorded: eval.probe makes one at every evaluation, and `megasharp probe RUN` of what checkpoints there are."));
   }
@@ -136,29 +141,31 @@ function success() {
         if (bar.model !== null) return { ...modelStyle(bar.model), shares: bar.shares };
         const mine = all.filter((other) => other.run === bar.run);
         const place = mine.indexOf(bar);
-        return { label: `${data.runs[bar.run].name}, ${bar.label}`, colour: runColour(bar.run), dash: place === mine.length - 1 ? "solid" : place ? "dashed" : "dotted",
-          opacity: 0.5 + (0.5 * (place + 1)) / mine.length, shares: bar.shares };
+        return { label: `${data.runs[bar.run].name}, ${bar.label}`, colour: runColour(bar.run), dash: runDash(bar.run),
+          opacity: 0.4 + (0.6 * place) / Math.max(1, mine.length - 1), shares: bar.shares };
       });
       const training = one.bars.some((bar) => bar.model === null);
       return el("figure", { "data-figure": `success ${one.source}` }, el("figcaption", {}, one.source, " ",
-        el("span", {}, training ? "dotted: first third of the steps, solid: last" : "share of samples that is correct")),
+        el("span", {}, training ? "pale: first third of the steps, full: last" : "share of samples that is correct")),
       outlines({ bars, labels: one.labels, x: "share correct", name: one.source }));
     })));
   return box;
 }
 
+// Most tasks have no code in their responses: the part is there where some response has an error of it.
 function errors() {
-  const series = data.code_errors.series, some = series.some((one) => curveOf(one).y.some((share) => share > 0));
+  const series = data.code_errors.series;
+  if (!series.some((one) => curveOf(one).y.some((share) => share > 0))) return el("section", { id: "errors" });
   const lines = () => series.map((one) => ({ label: data.runs[one.run].name, colour: runColour(one.run), dash: runDash(one.run), ...curveOf(one) }));
   return part("errors", "Correct responses with errors of code", el("p", { class: "note" }, `${data.code_errors.note}. 2510.04028, section 4.2: such steps are reinforced with the rest of a correct response.`),
-    some ? el("div", { class: "wide" }, el("figure", { "data-figure": "code errors" }, el("figcaption", {}, "share of correct responses"),
-      chart("code errors", "share of correct responses with errors of code", () => ({ lines: lines(), axis: "step", x: "step", whole: [0, Math.max(1, data.last_step)] })))) : null);
+    el("div", { class: "wide" }, el("figure", { "data-figure": "code errors" }, el("figcaption", {}, "share of correct responses"),
+      chart("code errors", "share of correct responses with errors of code", () => ({ lines: lines(), axis: "step", x: "step", whole: [0, Math.max(1, data.last_step)] })))));
 }
 
 function time() {
   const order = [...new Set(data.stages.flatMap((one) => one.names))];
   // A search finds these among the curves.
-  const beside = state.query ? [] : unpinned().filter((figure) => BESIDE_TIME.includes(figure.section));
+  const beside = state.query ? [] : unpinned().filter(besideTime);
   return part("time", "Time, throughput, GPUs",
     el("div", { class: "wide" }, data.stages.map((one) => el("figure", { "data-figure": `stages ${data.runs[one.run].name}` },
       el("figcaption", { style: { color: runColour(one.run) } }, data.runs[one.run].name, el("span", {}, " seconds of a step and of the evaluation and save after it, by stage")), stacked({ ...one, order, name: `stages of ${data.runs[one.run].name}` }),
@@ -193,6 +200,7 @@ function draw() {
   document.getElementById("head").replaceChildren(...head());
   document.getElementById("main").replaceChildren(...Object.values(PARTS).map(([make]) => make()));
   document.getElementById("foot").replaceChildren(`${data.runs.map((run) => run.folder).join(", ")}. Curves hold at most 5,000 points each, longer ones as means; models are the first, the last and some between. Made by megasharp report; charts by uPlot.`);
+  for (const link of document.querySelectorAll("#nav a")) link.hidden = !document.querySelector(link.hash).hasChildNodes();
   settle();
   readOn(read);
 }

@@ -31,15 +31,17 @@ function columnsOf(spec) {
 function seriesOf(column) {
   const { line, edge } = column;
   const few = line.y.length < FEW_POINTS && !line.faint && !edge;
-  const opacity = edge ? 0.5 : line.faint ? 0.3 : line.opacity || 1;
+  const opacity = edge ? 0.7 : line.faint ? 0.3 : line.opacity || 1;
   return {
-    label: line.label, width: edge ? 0.7 : line.faint ? 1 : 2, dash: edge || line.faint ? undefined : DASHES[line.dash], pxAlign: 0,
+    label: line.label, width: edge || line.faint ? 1 : 2, dash: line.faint ? undefined : DASHES[line.dash], pxAlign: 0,
     stroke: () => painted(line.colour, opacity), points: { show: few, size: 5.5, width: 0, fill: () => painted(line.colour, opacity) },
   };
 }
 
+// Bands of several lines lie over each other: fainter ones keep their colours apart.
 function bandsOf(columns) {
-  return columns.flatMap((column, at) => (column.edge && !columns[at - 1]?.edge ? [{ series: [at + 2, at + 1], fill: () => painted(column.line.colour, 0.13) }] : []));
+  const bands = columns.filter((column) => column.edge).length / 2, opacity = bands > 1 ? 0.04 : 0.13;
+  return columns.flatMap((column, at) => (column.edge && !columns[at - 1]?.edge ? [{ series: [at + 2, at + 1], fill: () => painted(column.line.colour, opacity) }] : []));
 }
 
 function axesOf(spec) {

@@ -223,14 +223,18 @@ def test_the_words_say_what_collapsed_and_what_is_noise() -> None:
     noise = _words({(0, 0, "dev"): base, (0, 9, "dev"): same})
     assert "pass@1 does not change beyond its noise" in noise and "collapsing" not in noise
     assert _words({(0, 0, "dev"): base}) == ""
+    ends = _words({(0, 9, "dev"): base, (1, 9, "dev"): same}, "mine", "casp")
+    assert "mine 1.00, casp 1.00 (mine against casp: within the noise)" in ends
 
 
-def _words(results: dict) -> str:
+def _words(results: dict, *names: str) -> str:
     class Silent:
+        last_step = 9
+
         def series(self, name: str) -> list[tuple[int, float]]:
             return []
 
-    return "\n".join(words([Silent()] * 1, ["mine"], results))
+    return "\n".join(words([Silent()] * len(names or "1"), names or ["mine"], results))
 
 
 def test_settings_that_differ_are_told(page: Page) -> None:
@@ -238,6 +242,13 @@ def test_settings_that_differ_are_told(page: Page) -> None:
         "seed": ["1", "2"],
         "policy.optimizer.lr": ["0.1", "0.2"],
     }
+
+
+def test_a_card_says_what_its_run_is(runs: Path, page: Page) -> None:
+    assert [run.what for run in page.runs] == ["policy.optimizer.lr 0.1", "policy.optimizer.lr 0.2"]
+    config = runs / "b" / "config.yaml"
+    config.write_text(f"{config.read_text()}recipe: {{methods: [grpo, casp], casp: {{alpha: 0.5, topn: 3}}}}\n")
+    assert read_page([runs / "b"], live=False).runs[0].what == "grpo, casp (alpha 0.5)"
 
 
 class Scripts(HTMLParser):
@@ -336,9 +347,12 @@ def test_where_the_page_is_written(runs: Path) -> None:
     assert write_report([runs / "a"], runs / "deep" / "page.html").stat().st_size < 400_000
 
 
-def test_an_evaluation_that_cannot_be_read_is_told_on_the_page(runs: Path) -> None:
+def test_an_evaluation_that_cannot_be_read_is_told(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (runs / "a" / "evals" / "step_000006" / "dev.json").write_text("{")
-    assert any("dev.json" in line for line in read_page([runs / "a"], live=False).words)
+    (line,) = read_page([runs / "a"], live=False).unread
+    assert "dev.json" in line
+    write_report([runs / "a"], None)
+    assert capsys.readouterr().err == f"megasharp: left out of the report: {line}\n"
 
 
 def test_many_things_become_few() -> None:
