@@ -22,8 +22,9 @@ help: ## list these targets
 	@echo
 	@echo "  TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu takes torch without CUDA; PYTHON=python3.12 picks a Python"
 
-# setuptools warns that a folder may shadow an editable package, which is what an editable package is for.
-EDITABLE := PYTHONWARNINGS='ignore:Editable installation' $(PIP) install -q --no-build-isolation -c constraints.txt -e
+# setuptools warns that the working directory may shadow an editable package; here it is the package.
+AS_EDITABLE := PYTHONWARNINGS='ignore:Editable installation'
+EDITABLE := $(AS_EDITABLE) $(PIP) install -q --no-build-isolation -c constraints.txt -e
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -53,8 +54,8 @@ $(FLEET)/.built: pyproject.toml $(FLEET_SET)
 	$(FLEET_PIP) install -q $(TORCH) $(TORCH_INDEX)
 	$(FLEET_PIP) install -q -c $(FLEET_SET) --group fleet-cpu
 	$(FLEET_PIP) install -q --no-deps --group fleet-cpu-alone
-	$(FLEET_PIP) install -q --no-deps --no-build-isolation -e .
-	touch $@
+	$(AS_EDITABLE) $(FLEET_PIP) install -q --no-deps --no-build-isolation -e .
+	@touch $@
 
 venv: $(VENV)/.base ## install megasharp into .venv
 
