@@ -59,7 +59,7 @@ function head() {
       run.warnings.map((line) => el("li", { class: "warning" }, line)))));
   const words = data.words.length ? data.words : ["No evaluation has a successor yet: there is nothing to say about pass@k."];
   return [el("h1", {}, data.title), el("small", {}, `made ${data.made}${data.live ? ", refreshes while training goes on" : ""}`),
-    el("ul", { class: "words" }, data.unread.map((line) => el("li", { class: "warning" }, line)), words.map((line) => el("li", {}, line))), el("div", { class: "runs" }, cards)];
+    el("ul", { class: "words" }, data.unread.map((line) => el("li", { class: "warning" }, `Left out: ${line}`)), words.map((line) => el("li", {}, line))), el("div", { class: "runs" }, cards)];
 }
 
 // With several runs, it leads to all the settings in which they differ.
