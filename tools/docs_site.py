@@ -102,7 +102,9 @@ class _Resolve(Treeprocessor):
                 name, element.text = element.text, None
                 element.tag = "a"
                 element.set("href", f"{self.links.from_page(KEYS_PAGE)}#{docs_reference.anchor(name)}")
-                SubElement(element, "code").text = AtomicString(name)
+                SubElement(element, "code", {"class": "name"}).text = AtomicString(name)
+            elif element.tag == "code" and element.text and " " not in element.text:
+                element.set("class", "name")  # which site.css keeps in one piece where messages are wrapped
 
 
 LINKS = RepositoryLinks()

@@ -73,3 +73,10 @@ def test_a_key_in_code_links_to_its_entry_but_in_a_link_and_in_a_heading(links: 
     page = fromstring(f"<div>{Markdown(extensions=[links]).convert(text)}</div>")
     found = [(link.get("href"), "".join(link.itertext())) for link in page.iter("a")]
     assert found == [("../reference/keys.md#guard-nan_limit", "guard.nan_limit"), ("install.md", "policy.tp")]
+
+
+def test_a_name_in_code_is_told_from_a_message(links: docs_site.RepositoryLinks) -> None:
+    """The style sheet keeps names in one piece and wraps messages."""
+    links.page = "how-to/resume.md"
+    page = fromstring(f"<p>{Markdown(extensions=[links]).convert('`policy.tp` `lambda_top1` `do that`')}</p>")
+    assert [code.get("class") for code in page.iter("code")] == ["name", "name", None]
