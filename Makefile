@@ -99,8 +99,8 @@ test-unit: $(VENV)/.test ## run the unit tests alone
 test-long: $(VENV)/.test ## run the long tier: all slices, or SLICE="fleet slurm"
 	$(BIN)/python tools/long_tier.py $(SLICE)
 
-# The slices that the last day's changes owe, as many as fit in 20 minutes.
-test-due: $(VENV)/.test ## run the slices that the last day's changes owe (20 minutes)
+# The slices that the last day's changes owe, as many as fit in 18 minutes.
+test-due: $(VENV)/.test ## run the slices that the last day's changes owe (18 minutes)
 	$(BIN)/python tools/long_tier.py --due
 
 # Exact resume, printed: what is equal after a stop at every layout, and how far a change of layout moves the next step.
