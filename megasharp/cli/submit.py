@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from megasharp.cli.options import Overrides, RunFile, RunsFolder
+from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import status
 
 JOB = "The Slurm job"
@@ -63,6 +64,7 @@ def submit(
         int,
         typer.Option(min=0, help="Number of times that a job restarts a run that failed.", rich_help_panel=AGAIN),
     ] = 3,
+    resume: Annotated[bool, typer.Option("--resume", hidden=True)] = False,
     python: Annotated[
         str | None,
         typer.Option(
@@ -84,6 +86,8 @@ def submit(
     ] = None,
 ) -> None:
     """Submit a run to Slurm as a job that saves before its time limit and queues itself again."""
+    if resume:
+        raise UserError("--resume: a job continues from the newest checkpoint by itself; leave it out")
     status(f"loading PyTorch, then reading {config}")
     from megasharp.trainer.submit import Asked, submit_run
 

@@ -236,9 +236,8 @@ class _Run:
             if state.step > 0 and state.last_saved != state.step:
                 self.saver.save(state.step, state.skipped_in_a_row, wait=True)
             self.saver.finish()
-            raise signals.TimeIsUp(
-                f"SIGUSR1: saved after step {state.step}; {_how_to_go_on(self.folder.root)}"
-            ) from None
+            saved = f"saved after step {state.step}; " if state.step > 0 else ""
+            raise signals.TimeIsUp(f"SIGUSR1: {saved}{_how_to_go_on(self.folder.root)}") from None
         self._sum_up(state.step)
 
     def _components(self) -> loop.Components:

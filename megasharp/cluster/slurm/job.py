@@ -200,6 +200,7 @@ def render(job: Job) -> str:
         python=shlex.quote(job.software.python),
         command="\n".join(f"  {line}" for line in _lines(job)),
         doctor=" ".join(map(shlex.quote, job.doctor)),
+        no_start="; does this cluster have pyxis?" if job.software.container else "",
         environment="\n".join(exports),
     )
 
@@ -207,6 +208,9 @@ def render(job: Job) -> str:
 def _options(asked: Resources) -> list[str]:
     whole = "--exclusive" if asked.cpus_per_node is None else f"--cpus-per-task={asked.cpus_per_node}"
     options = [whole]
+    if asked.cpus_per_node is None and not _asks_for_memory(asked.extra):
+        # Whole nodes come with the partition's default memory, unless all of it is asked for.
+        options.append("--mem=0")
     if asked.gpus_per_node:
         options.append(f"--gpus-per-node={asked.gpus_per_node}")
     options += [f"--{name}={value}" for name in ("partition", "account") if (value := getattr(asked, name))]
@@ -292,6 +296,11 @@ def _option_names(text: str) -> Iterator[tuple[str, str]]:
         yield name, value if has_value or following.startswith("-") else following
 
 
+def _asks_for_memory(extra: Sequence[str]) -> bool:
+    names = ("--mem", "--mem-per-cpu", "--mem-per-gpu")
+    return any(given in names for text in extra for given, _ in _option_names(text))
+
+
 def _is_dependency(name: str) -> bool:
     return name == "-d" or _shortens(name, DEPENDENCY)
 
@@ -333,9 +342,16 @@ def sbatch(file: Path) -> str:
         raise UserError(f"sbatch did not answer in {LIMIT_S} s; look with squeue before you submit again") from None
     if done.returncode:
         words = " ".join(done.stderr.split())
-        raise UserError(f"sbatch refused {file}: {words.removeprefix('sbatch: error: ')}")
+        raise UserError(f"sbatch refused {file}: {words.removeprefix('sbatch: error: ')}{_gpu_hint(file, words)}")
     # On a federation "number;cluster" is printed.
     return done.stdout.strip().partition(";")[0]
+
+
+def _gpu_hint(file: Path, words: str) -> str:
+    asked = re.search(r"^#SBATCH (--gpus-per-node=\d+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+    if asked is None or "gres" not in words:
+        return ""
+    return f"; the file asks for {asked[1]}: has this partition GPUs?"
 
 
 def render_array(name: str, jobs: Mapping[int, Job], folder: Path, at_once: int | None) -> str:

@@ -145,5 +145,5 @@ def test_sbatchs_own_words_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     sbatch.write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gpu' >&2; exit 1\n")
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    with pytest.raises(UserError, match=r"sbatch refused .*quickstart.sbatch: invalid partition specified: gpu"):
+    with pytest.raises(UserError, match=r"sbatch refused .*quickstart.sbatch: invalid partition specified: gpu$"):
         submit_run(Asked(QUICKSTART, [], tmp_path, "60"), dry_run=False, say=print)

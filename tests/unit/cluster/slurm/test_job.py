@@ -58,6 +58,7 @@ def test_every_option_stands_in_the_file() -> None:
         "--nodes=4",
         "--ntasks-per-node=1",
         "--exclusive",
+        "--mem=0",
         "--gpus-per-node=8",
         "--qos=high",
         "--time=24:00:00",
@@ -97,11 +98,18 @@ def test_options_of_the_files_own_are_refused_because_sbatch_would_drop_one_of_b
         render(replace(JOB, resources=replace(ASKED, extra=(extra,))))
 
 
+@pytest.mark.parametrize("asked", ["--mem=200G", "--mem 200G", "--mem-per-cpu=4G"])
+def test_whole_nodes_come_with_all_their_memory_unless_the_user_asks_for_less(asked: str) -> None:
+    assert "--mem=0" in options(render(replace(JOB, resources=replace(ASKED, extra=["--mem-bind=local"]))))
+    written = options(render(replace(JOB, resources=replace(ASKED, extra=[asked]))))
+    assert asked in written and "--mem=0" not in written
+
+
 def test_every_option_in_the_file_is_known_to_be_its_own() -> None:
     """But for the dependency, which a user may add to."""
     some_cpus = replace(ASKED, cpus_per_node=3, partition="p", account="a", extra=())
     written = {*options(render(JOB)), *options(render(replace(JOB, resources=some_cpus)))}
-    for option in written - {"--qos=high", "--dependency=singleton"}:
+    for option in written - {"--qos=high", "--dependency=singleton", "--mem=0"}:
         with pytest.raises(UserError, match="itself"):
             render(replace(JOB, resources=replace(ASKED, extra=(option,))))
 

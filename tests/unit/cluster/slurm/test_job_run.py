@@ -29,7 +29,7 @@ exit "${REFUSES:-0}"
 _PYTHON = """#!/bin/bash
 echo "$0 $3"
 while [[ $1 != --folder ]]; do [[ $# -gt 0 ]] || exit 0; shift; done
-echo "$ENDS_WITH" >"$2/exit_code"
+[[ ${LOST:-} ]] || echo "$ENDS_WITH" >"$2/exit_code"
 """
 
 
@@ -75,6 +75,12 @@ def test_a_job_that_slurm_does_not_queue_again_says_so_and_fails(tmp_path: Path,
     assert code == 75 and "scontrol requeue 1" in said and "gave up" not in said, said
     code, said = run(tmp_path, job, 75, REFUSES="1")
     assert code == 1 and "gave up: Slurm did not queue it again; submit again" in said, said
+
+
+def test_a_run_that_leaves_no_exit_code_is_not_done(tmp_path: Path, job: Job) -> None:
+    """srun returns 0 where a node is lost."""
+    code, said = run(tmp_path, job, 0, LOST="1")
+    assert code == 1 and "left no exit code" in said and "failed with exit code 1" in said and "done" not in said, said
 
 
 def test_restarts_of_slurms_own_count_too(tmp_path: Path, job: Job) -> None:
