@@ -64,7 +64,7 @@ def submit(
         int,
         typer.Option(min=0, help="Number of times that a job restarts a run that failed.", rich_help_panel=AGAIN),
     ] = 3,
-    resume: Annotated[bool, typer.Option("--resume", hidden=True)] = False,
+    resume: Annotated[bool, typer.Option("--resume", hidden=True, help="Refused: a job always resumes.")] = False,
     python: Annotated[
         str | None,
         typer.Option(
