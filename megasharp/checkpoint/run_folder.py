@@ -250,10 +250,15 @@ def _refuse(root: Path, resume: bool) -> str | None:
     """
     if resume:
         return check_checkpoints(root)
+    refuse_existing(root)
+    return None
+
+
+def refuse_existing(root: Path) -> None:
+    """Raise UserError where a new run would replace more than is left of a beginning."""
     if holds_no_run(root):
-        return None
+        return
     names = {path.name for path in root.iterdir()}
     known = all(name in _KEPT | _OF_A_BEGINNING or name.endswith(".partial") for name in names)
     if not known or not any(root.glob("logs/attempt_*")) or has_begun(root):
         raise UserError(f"{root}: this run exists; continue it with --resume, or choose another name=")
-    return None

@@ -66,7 +66,7 @@ def train(
         first = ["--resume"] if resume else ["--start-over"] if start_over else []
         raise typer.Exit(train_again(config, overrides or [], runs, first, allow_change or [], retries))
     status(f"loading PyTorch, then reading {config}")
-    from megasharp.checkpoint.run_folder import holds_no_run
+    from megasharp.checkpoint.run_folder import holds_no_run, refuse_existing
     from megasharp.config.core import dump_yaml
     from megasharp.config.run_config import load_run, run_tree
     from megasharp.trainer.plan import described_without
@@ -81,6 +81,8 @@ def train(
     root = runs / run.name
     if resume:
         run = resumed_config(root, run_tree(config, overrides or []), str(config), note)
+    elif not start_over and not dry_run:
+        refuse_existing(root)
     begun = resume and not holds_no_run(root)
     commits = commits_of(root, run) if begun else {}
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -139,8 +140,19 @@ def included(tree: Tree, path: Path, rewrite: Rewrite = lambda tree, _: tree, se
         raise UserError(f"{path}: include: expected a list of file names")
     merged: Tree = {}
     for item in includes:
-        merged = merge(merged, read_tree(find(item, path.parent), rewrite, (*seen, path)))
+        piece = find(item, path.parent)
+        if not piece.exists():
+            raise UserError(f"{path}: include: {_no_piece(item, path.parent)}")
+        merged = merge(merged, read_tree(piece, rewrite, (*seen, path)))
     return merge(merged, rewrite(tree, path))
+
+
+def _no_piece(item: str, folder: Path) -> str:
+    """Say where an included file was looked up, with the nearest name of a preset."""
+    presets = [found.relative_to(PRESETS).as_posix() for found in PRESETS.rglob("*.yaml")]
+    near = get_close_matches(item.removeprefix("configs/"), presets, n=1, cutoff=0.7)
+    hint = f"; is it configs/{near[0]}?" if near else ""
+    return f"no file {item} in {folder}, in the working directory, or among megasharp's presets{hint}"
 
 
 def nested(key: str, value: Any) -> Tree:
@@ -157,6 +169,11 @@ def apply_overrides(tree: Tree, overrides: Sequence[str]) -> Tree:
         key, equals, text = item.partition("=")
         if not equals or not key or not all(key.split(".")):
             raise UserError(f"override {item!r}: expected key=value with a dotted key, such as policy.tp=2")
+        if key == "include":
+            raise UserError(
+                f"override {item!r}: include belongs in a file, not on the command line; write a file with "
+                "include: [run.yaml, configs/algo/casp.yaml] and name that"
+            )
         tree = merge(tree, nested(key, parse_yaml(text, f"override {item!r}")))
     return tree
 

@@ -405,11 +405,11 @@ class Peak:
         """The peak in one line for a person."""
         kept, last_kept = ("checkpoint kept" if kept else "no checkpoint" for kept in (self.kept, self.last_kept))
         last = f"; last {self.last_value:.3f} after step {self.last_step} ({last_kept})"
-        return (
-            f"peak  {self.metric} {self.value:.3f} after step {self.step}"
-            + (f", the last evaluation ({kept})" if self.step == self.last_step else f" ({kept}){last}")
-            + (f"; set {KEEP_BEST} to choose another metric" if self.chosen_by == _FIRST else "")
-        )
+        suite, _, name = self.metric.removeprefix("eval/").rpartition("/")
+        best = f"best {name} on {suite}: {self.value:.3f} after step {self.step}"
+        if self.step == self.last_step:
+            return f"{best}, the last evaluated ({kept})"
+        return f"{best} ({kept}){last}" + (f"; {KEEP_BEST} chooses the metric" if self.chosen_by == _FIRST else "")
 
     def tree(self, figures: Mapping[int, Mapping[str, float]]) -> dict[str, object]:
         """Return the peak for summary.json, with all metrics of both evaluations."""

@@ -239,7 +239,8 @@ def _column(fields: Fields, key: str, option: str, where: str) -> object:
     value: object = fields
     for part in key.split("."):
         if not isinstance(value, Mapping) or part not in value:
-            near = get_close_matches(key, map(str, fields), n=1, cutoff=0.6)
+            usual = [name for name in ANSWERS if option == "data.answer_key" and _has(fields, name)]
+            near = usual or get_close_matches(key, map(str, fields), n=1, cutoff=0.6)
             hint = f"is it '{near[0]}'? " if near else ""
             raise UserError(f"{where}: no column '{key}' ({option}); {hint}its columns: {_names(fields)}")
         value = value[part]

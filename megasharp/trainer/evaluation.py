@@ -374,11 +374,9 @@ def comparison_lines(found: Comparison, problems: bool) -> Iterator[str]:
         change = f"{each.after - each.before:+.4f} [{low:+.4f}, {high:+.4f}]{clear}"
         yield f"  {each.name:<{width}}  {each.before:.4f} -> {each.after:.4f}  {change}"
     yield ""
-    yield "samples the second needs for the first's pass@k (whole numbers; ratio needed/k)"
+    yield "number of samples with which the second reaches the first's pass@k (and divided by k)"
     for need in found.needed:
-        reached = (
-            "not with all its samples" if need.needed is None else f"{need.needed}, ratio {need.needed / need.k:.3g}"
-        )
+        reached = "not with all its samples" if need.needed is None else f"{need.needed} ({need.needed / need.k:.3g} k)"
         yield f"  pass@{need.k} {need.target:.4f}: {reached} ({need.reached:.4f})"
     if found.crossings:
         yield ""

@@ -46,6 +46,7 @@ from megasharp.planner.records import (
 from megasharp.planner.suggest import make_plan, suggest
 from megasharp.planner.text import plan_text, plan_tree, suggestions_text
 from megasharp.rollout.sglang.client.admission import limits_of
+from megasharp.tasks.problems import task_of
 from megasharp.trainer.resolve.derived import derived
 from megasharp.trainer.resolve.devices import asks_for_gpus
 from megasharp.trainer.resolve.engine_settings import check_engine_keys, choose_transport
@@ -136,6 +137,15 @@ class NotFilled(UserError):
     """A file's layout cannot fill the nodes that were given."""
 
 
+def _check_sets(config: RunConfig, where: str) -> None:
+    """Raise UserError for a set that there is not; no row is read."""
+    for source in config.data.sources:
+        try:
+            task_of(source)
+        except UserError as error:
+            raise UserError(f"{where}: data.{error}") from None
+
+
 def ask(config: RunConfig, where: str, options: Options, *, fill: bool = True) -> Asked:
     """Return the planner's request for a run; without `fill`, --nodes are its machines whatever its layout fills.
 
@@ -143,11 +153,12 @@ def ask(config: RunConfig, where: str, options: Options, *, fill: bool = True) -
         NotFilled: the layout cannot fill them.
         UserError: a model is not known, or keys contradict.
     """
+    _check_sets(config, where)
     policy, notes = _network(config.model.path, config.model.revision, where)
     if options.gpu is not None and config.policy.device == "auto":
         config = config.model_copy(update={"policy": config.policy.model_copy(update={"device": "cuda"})})
     config, clauses = derived(config, policy.architecture, (), options.gpu)
-    notes += [f"not set: {clause}" for clause in clauses]
+    notes += [f"derived: {clause}" for clause in clauses]
     recipes = build_recipes(config, where)
     needs = recipes.needs
     _check_cut(config, policy)

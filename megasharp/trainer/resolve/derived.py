@@ -13,6 +13,7 @@ from megasharp.convert.architecture import Architecture
 from megasharp.planner.memory import ANNOTATION, TRAINING
 from megasharp.planner.records import DEFAULT
 from megasharp.planner.suggest import make_plan
+from megasharp.tasks.own_reward import OWN_TASK
 from megasharp.tasks.problems import response_of, task_of
 from megasharp.trainer.resolve.devices import device_of, gpu_memory_mib
 
@@ -53,7 +54,9 @@ def derived(
     if data.max_response_tokens is None:
         room = max(1, architecture.max_positions - prompt)
         wanted, task = max((response_of(task), task) for task in map(task_of, data.sources))
-        why = f"for task {task}" if wanted <= room else f"the positions of the model less {prompt} of the prompt"
+        why = "for your own rows" if task == OWN_TASK else f"for task {task}"
+        if wanted > room:
+            why = f"the positions of the model less {prompt} of the prompt"
         take("data", "max_response_tokens", min(wanted, room), why)
     if config.policy.micro_batch_tokens is None:
         longest = prompt + max(found["data"].get("max_response_tokens", 0), data.largest_response)

@@ -54,8 +54,8 @@ def test_a_preset_is_included_from_anywhere(places: Path, include: str) -> None:
 
 
 def test_a_missing_include_is_still_named(places: Path) -> None:
-    (places / "run/run.yaml").write_text("include: [algo/gone.yaml]\n")
-    with pytest.raises(UserError, match=r"algo/gone\.yaml: cannot read the configuration file"):
+    (places / "run/run.yaml").write_text("include: [configs/algo/capsp.yaml]\n")
+    with pytest.raises(UserError, match=r"no file configs/algo/capsp\.yaml in .*; is it configs/algo/casp\.yaml\?"):
         read_tree(places / "run/run.yaml")
 
 

@@ -113,7 +113,7 @@ def test_the_command_says_all_of_it(tmp_path: Path) -> None:
     assert "tiny, 10 problems: from base step 0 to tuned step 30" in text
     target = pass_at_k_mean(BEFORE, 16, 4)
     assert (
-        f"pass@4 {target:.4f}: 3, ratio 0.75 ({pass_at_k_mean(AFTER, 16, 3):.4f})" in text
+        f"pass@4 {target:.4f}: 3 (0.75 k) ({pass_at_k_mean(AFTER, 16, 3):.4f})" in text
         and "not with all its samples" in text
     )
     assert "1/4: 3 gained, 0 lost, chance 0.25" in text and "    gained p7: 3/16 to 12/16" in text

@@ -35,8 +35,8 @@ def test_the_first_suites_smallest_k_chooses_where_nobody_else_does() -> None:
     assert (peak.metric, peak.step, peak.value, peak.kept) == ("eval/dev/pass@1", 20, 0.4, True)
     assert (peak.last_step, peak.last_value, peak.last_kept) == (40, 0.3, False)
     assert peak.line == (
-        "peak  eval/dev/pass@1 0.400 after step 20 (checkpoint kept); last 0.300 after step 40 (no checkpoint); "
-        "set checkpoint.keep_best to choose another metric"
+        "best pass@1 on dev: 0.400 after step 20 (checkpoint kept); last 0.300 after step 40 (no checkpoint); "
+        "checkpoint.keep_best chooses the metric"
     )
 
 
