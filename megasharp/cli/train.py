@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -82,7 +83,9 @@ def train(
     if resume:
         run = resumed_config(root, run_tree(config, overrides or []), str(config), note)
     elif not start_over and not dry_run:
-        refuse_existing(root)
+        # What cannot be read is left to the run itself, which says what it cannot make.
+        with suppress(OSError):
+            refuse_existing(root)
     begun = resume and not holds_no_run(root)
     commits = commits_of(root, run) if begun else {}
     try:
