@@ -149,7 +149,8 @@ ParamsT = TypeVar("ParamsT", bound=MethodParams)
 class Method(Generic[ParamsT]):
     """Base of every method. A recipe runs the hooks that a method overrides; the others it skips.
 
-    - `paper` and `status` are shown in tables: the source, and how much of the formula is printed there.
+    - `paper` and `status` are shown in tables: the source, empty where there is none, and how much of the formula is
+      printed there.
     - `options` ends the description of the method's table among a recipe's keys: "Options of NAME: ..." or "NAME has
       no options: ...".
     - `Params` is the table of its parameters, `reduction` the averaging of losses that it prescribes, if any.
@@ -158,7 +159,7 @@ class Method(Generic[ParamsT]):
     - `corrects`: the update allows for samples of another policy than the present one; a recipe has one such method.
     """
 
-    paper: ClassVar[str]
+    paper: ClassVar[str] = ""
     status: ClassVar[str] = "as printed"
     options: ClassVar[str]
     Params: ClassVar[type[MethodParams]] = MethodParams
@@ -201,7 +202,7 @@ class Method(Generic[ParamsT]):
         raise NotImplementedError
 
     def rewards(self, group: Group, rewards_G: Tensor) -> Tensor:
-        """Reshape the rewards of a group's scored responses: float64 [G] in and out."""
+        """Reshape rewards: float64 [G] in and out. `group` holds the scored responses alone, in their order."""
         raise NotImplementedError
 
     def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:

@@ -109,10 +109,12 @@ class Recipe:
         scored = tuple(r for r in group.responses if is_scored(r))
         kept = dataclasses.replace(group, responses=scored)
         rewards_G = rewards_of(kept)
-        for method in self._filling("rewards"):
-            rewards_G = method.rewards(kept, rewards_G)
-        (estimator,) = self._filling("advantages")
-        advantages = iter(estimator.advantages(rewards_G, kept).tolist() if scored else [])
+        for name, method in self.methods.items():
+            if "rewards" in overridden_hooks(type(method)):
+                rewards_G = _one_each(method.rewards(kept, rewards_G), kept, f"{name}.rewards")
+        [(name, estimator)] = [(n, m) for n, m in self.methods.items() if "advantages" in overridden_hooks(type(m))]
+        adv_G = _one_each(estimator.advantages(rewards_G, kept), kept, f"{name}.advantages") if scored else rewards_G
+        advantages = iter(adv_G.tolist())
         return [
             training_sequence(group, index, next(advantages) if is_scored(response) else None)
             for index, response in enumerate(group.responses)
@@ -183,6 +185,13 @@ class Recipe:
             penalty_T, more = method.penalty(x)
             loss_T, metrics = loss_T + penalty_T, metrics | dict(more)
         return loss_T, metrics
+
+
+def _one_each(value_G: Tensor, group: Group, hook: str) -> Tensor:
+    """Return what a hook returned. Raises ValueError unless that is one value for each response."""
+    if value_G.shape != (len(group.responses),):
+        raise ValueError(f"{hook} returned {value_G.numel()} values for {len(group.responses)} responses")
+    return value_G
 
 
 def _scored_only(x: TokenInputs) -> TokenInputs:

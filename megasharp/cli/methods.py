@@ -46,7 +46,7 @@ def print_methods(console: Console) -> None:
     for name, method in METHODS.items():
         changes = escape(", ".join(_parts(method)))
         middle = f"{escape(_summary(method))}\n[bold]{changes}[/]\n[dim]{escape(method.status)}[/]"
-        grid.add_row(f"[bold]{name}[/]\n{method.paper}", middle, escape("\n".join(_defaults(method))))
+        grid.add_row(f"[bold]{name}[/]\n{method.paper or 'no paper'}", middle, escape("\n".join(_defaults(method))))
     console.print(grid)
     console.print("megasharp methods NAME shows a method's formula; configs/algo/NAME.yaml is a preset to include.")
 
@@ -65,7 +65,7 @@ def describe_method(name: str) -> str:
     page = inspect.getdoc(sys.modules[method.__module__]) or ""
     meaning = inspect.getdoc(method.Params) if method.Params is not MethodParams else None
     facts = (
-        f"paper       {method.paper}; {method.status}",
+        f"paper       {method.paper or 'none'}; {method.status}",
         f"hooks       {', '.join(_parts(method))}",
         f"parameters  {', '.join(_defaults(method)) or 'none'}",
         *([f"            {meaning}"] if meaning else []),
@@ -80,7 +80,7 @@ def markdown_table() -> str:
     rows = ["| name in `recipe.methods` | what | changes | paper | status |", "|---|---|---|---|---|"]
     for name, method in METHODS.items():
         changes = ", ".join(f"`{part}`" for part in _parts(method))
-        rows.append(f"| `{name}` | {_summary(method)} | {changes} | {method.paper} | {method.status} |")
+        rows.append(f"| `{name}` | {_summary(method)} | {changes} | {method.paper or 'none'} | {method.status} |")
     return "\n".join(rows) + "\n"
 
 

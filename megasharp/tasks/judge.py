@@ -191,7 +191,10 @@ _CALLERS = {
 def verify(verifier: Verifier, text: str, answer: TaskAnswer, passing: tuple[type[BaseException], ...] = ()) -> Verdict:
     """Return the verifier's verdict, or `failed`."""
     try:
-        return verifier(text, answer)
+        verdict = verifier(text, answer)
+        if not isinstance(verdict, Verdict):
+            raise TypeError(f"the verifier returned {type(verdict).__name__}, not a Verdict")
+        return verdict
     # A user's function may call sys.exit or let a cancellation through, which must not end the trainer.
     except BaseException as error:
         return failed(error, passing)

@@ -73,6 +73,7 @@ from megasharp.rollout.sglang.shared_weights import (
 )
 from megasharp.tasks.judge import digest_of
 from megasharp.tasks.sandbox.pool import PoolCounts
+from megasharp.tasks.table import TASKS as ALL_TASKS
 from megasharp.tasks.table import load_items
 from megasharp.trainer.plan import Options, ask
 
@@ -131,6 +132,10 @@ def shape_of(value: object) -> object:
     if isinstance(value, list | tuple):
         return [shape_of(inner) for inner in value[:1]]
     return type(value).__name__
+
+
+def test_every_task_is_frozen() -> None:
+    assert TASKS.keys() == ALL_TASKS.keys()
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -36,23 +36,32 @@ Graded = tuple[float, Tensor, dict[str, float]]
 LENGTHS, MASKED_SEQUENCE = (4, 1, 6, 3), 2
 
 
-def response(reward: float, outcome: Outcome, length: int) -> Response:
+def response(reward: float, outcome: Outcome, length: int, answer: str | None) -> Response:
     logp = torch.full((length,), -1.0)
     completion = Completion(torch.arange(length), logp, logp - 0.5, None, (), FinishReason.STOP, seed=int(length))
-    return Response(completion, "", Verdict(outcome, reward))
+    return Response(completion, "", Verdict(outcome, reward, answer))
 
 
 @pytest.fixture
 def make_group() -> MakeGroup:
-    """`make_group(rewards, outcomes=None)`: response i has i + 1 tokens after a prompt of two."""
+    """`make_group(rewards, outcomes=None, answers=None)`: response i has i + 1 tokens after a prompt of two."""
 
-    def make(rewards: Sequence[float], outcomes: Sequence[Outcome] | None = None) -> Group:
+    def make(
+        rewards: Sequence[float],
+        outcomes: Sequence[Outcome] | None = None,
+        answers: Sequence[str | None] | None = None,
+    ) -> Group:
         found = outcomes or [Outcome.CORRECT if reward > 0 else Outcome.WRONG for reward in rewards]
         prompt = Prompt("p0", "task", "", (5, 6), TaskAnswer(), "memory", 0, 0)
         return Group(
             "g0",
             prompt,
-            tuple(response(r, o, i + 1) for i, (r, o) in enumerate(zip(rewards, found, strict=True))),
+            tuple(
+                response(reward, outcome, length, answer)
+                for length, (reward, outcome, answer) in enumerate(
+                    zip(rewards, found, answers or [None] * len(rewards), strict=True), start=1
+                )
+            ),
             policy_version=0,
         )
 

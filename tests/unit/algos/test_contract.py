@@ -10,7 +10,7 @@ from cases import each_case
 from torch import Tensor
 
 from megasharp.algos import METHODS
-from megasharp.algos.base import MethodParams, overridden_hooks
+from megasharp.algos.base import HOOKS, Method, MethodParams, overridden_hooks
 from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.casp import CaSPParams
 from megasharp.algos.clip_cov import ClipCovParams
@@ -19,6 +19,7 @@ from megasharp.algos.off_policy_mask import OffPolicyMaskParams
 from megasharp.algos.ratio_mask import RatioMaskParams
 from megasharp.algos.recipe import Recipe
 from megasharp.algos.soft_overlong import SoftOverlongParams
+from megasharp.common.errors import nearest
 from megasharp.common.records import Denominators, Metrics, MicroBatch, MiniBatch, StepBatch, TokenInputs
 
 DENOMINATORS = Denominators(tokens=31.0, sequences=7.0, constant=16.0)
@@ -80,6 +81,16 @@ def with_gradient(x: TokenInputs) -> TokenInputs:
         if (value := getattr(x, name)) is not None
     }
     return dataclasses.replace(x, **leaves)
+
+
+@each_method
+def test_what_is_public_is_a_hook_or_of_the_base(name: str) -> None:
+    """A misspelt hook would never be called."""
+    method = METHODS[name]
+    assert method.options and method.status
+    for member in vars(method):
+        known = member.startswith("_") or member in Method.__annotations__ or hasattr(Method, member)
+        assert known, f"{member} is no hook of a method; {nearest(member, HOOKS)}"
 
 
 @each_method
