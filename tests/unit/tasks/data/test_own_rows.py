@@ -157,7 +157,11 @@ def test_keys_of_the_hub_are_refused_beside_a_file(key: str, tmp_path: Path) -> 
             "prompt_key: questoin",
             "no column 'questoin' (data.prompt_key); is it 'question'? its columns: question",
         ),
-        (ROWS, "answer_key: gold", "no column 'gold' (data.answer_key); its columns: question, answer, level"),
+        (
+            ROWS,
+            "answer_key: gold",
+            "no column 'gold' (data.answer_key); is it 'answer'? its columns: question, answer, level",
+        ),
         ([{"a": "x"}], "", "no column is a prompt; name one of these as data.prompt_key: a"),
         ([{"prompt": 3}], "", "'prompt' must be a text, or a list of messages such as"),
         ([{"prompt": None, "question": ""}], "", "'question' must be a text of Unicode that is not empty, got ''"),
