@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.section import Section
-from megasharp.config.mistakes import first_mistake
+from megasharp.config.mistakes import first_mistake, shown
 from megasharp.config.origin import origin
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -128,7 +128,8 @@ def read_tree(path: Path, rewrite: Rewrite = lambda tree, _: tree, seen: tuple[P
         raise UserError(f"{path}: cannot read the configuration file: {reason}") from error
     tree = parse_yaml(text, str(path))
     if not isinstance(tree, dict):
-        raise UserError(f"{path}: expected a table of keys, found {type(tree).__name__}")
+        found = "an empty file" if tree is None else shown(tree)
+        raise UserError(f"{path}: expected a table of keys, found {found}")
     return included(tree, path, rewrite, seen)
 
 

@@ -124,7 +124,10 @@ def _advice(value: object, types: Sequence[JsonSchema]) -> str:
         return f"; nearest is {close[0]}"
     if isinstance(value, str) and kinds & {"integer", "number"} and _NUMBER.fullmatch(value):
         return "; write it without quotes"
-    if isinstance(value, str | int | float) and "array" in kinds:
+    entries = {each["items"].get("type") for each in types if isinstance(each.get("items"), dict)}
+    if entries & ({"string"} if isinstance(value, str) else {"integer", "number"}) and isinstance(
+        value, str | int | float
+    ):
         return f"; write [{value if isinstance(value, str) else shown(value)}]"
     if "string" in kinds and not choices and not isinstance(value, str | list | dict):
         return f'; write "{value}"' if not isinstance(value, bool) else "; write it in quotes"

@@ -130,6 +130,7 @@ PATTERNS = {
     r"eval/(.+)/answer_entropy": "entropy of a problem's answers on {0} (nats)",
     r"eval/(.+)/token_entropy": "token entropy on {0} (nats)",
     r"eval/(.+)/token_entropy_sampled": "token entropy from samples on {0} (nats)",
+    r"eval/(.+)/lambda_sample": "log-prob of the sampled token on {0}, \u039b(sample)",
     r"eval/(.+)/lambda_(\w+)": "log-prob of candidate {1} on {0}, \u039b({1})",
     r"eval/(.+)/multiplicity": "distinct solutions per problem on {0}",
     r"eval/(.+)/solutions_found": "share of solutions found on {0}",

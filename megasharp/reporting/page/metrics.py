@@ -304,7 +304,7 @@ def _entropy(run: RunHistory, name: str) -> Iterator[str]:
         tenth = max(1, len(points) // 10)
         before, after = (float(np.mean([value for _, value in part])) for part in (points[:tenth], points[-tenth:]))
         verb = "falls" if after < 0.9 * before else "rises" if after > 1.1 * before else "stays about the same"
-        of = f"means of the first and last {tenth} steps"
+        of = f"means of the first and last {tenth} steps" if tenth > 1 else "first and last step"
         yield f"{name}: token entropy {verb}, {before:.2f} to {after:.2f} nats ({of})."
 
 

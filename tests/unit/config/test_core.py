@@ -72,9 +72,9 @@ def test_later_includes_win_and_the_file_wins_over_all(tmp_path: Path, monkeypat
         ("include: [run.yaml]", "include leads back to itself"),
         ("include: [gone.yaml]", r"run.yaml: include: no file gone.yaml in .*, in the working directory, or among"),
         ("include: 3", "run.yaml: include: expected a list of file names"),
-        ("- 1\n- 2\n", "run.yaml: expected a table of keys, found list"),
+        ("- 1\n- 2\n", r"run.yaml: expected a table of keys, found \[1, 2\]"),
         ("a: [1\nb: 2", "run.yaml: not valid YAML"),
-        ("", "run.yaml: expected a table of keys, found NoneType"),
+        ("", "run.yaml: expected a table of keys, found an empty file"),
     ],
 )
 def test_files_that_cannot_be_read(tmp_path: Path, text: str, message: str) -> None:

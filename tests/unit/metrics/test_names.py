@@ -14,7 +14,7 @@ from megasharp.metrics.names import in_words
         ("eval/countdown_test/pass@64", "pass@64 on countdown_test"),
         ("eval/a/b+memory/maj@4", "maj@4 on a/b+memory"),
         ("eval/dev/token_entropy_sampled", "token entropy from samples on dev (nats)"),
-        ("eval/dev/lambda_sample", "log-prob of candidate sample on dev, \u039b(sample)"),
+        ("eval/dev/lambda_sample", "log-prob of the sampled token on dev, \u039b(sample)"),
         ("group/hardness_0.0_0.2", "correct responses in groups with 0.0 to 0.2 wrong"),
         ("group/algebra/pass@4", "pass@4 on training prompts: algebra"),
         ("reward/function/length/mean", "reward of function length/mean"),
