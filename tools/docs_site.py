@@ -35,7 +35,7 @@ KEYS_PAGE = "reference/keys.md"
 # Dotted keys of a run file, which link to their anchors wherever a text has one as code.
 KEYS = {key for key, _ in described_keys(RunConfig) if "." in key}
 _TEXTS = ("p", "li", "td", "em", "strong")
-# What mkdocs-material and mkdocstrings understand and GitHub does not.
+# Markup of mkdocs-material and mkdocstrings that GitHub does not render.
 SITE_ONLY = re.compile(r"^(:::|!!!|===|\?\?\?) |\[\^", flags=re.MULTILINE)
 ASKS_GITHUB = 'data-md-component="source"'
 log = logging.getLogger("mkdocs.hooks.docs_site")
@@ -104,7 +104,7 @@ class _Resolve(Treeprocessor):
                 element.set("href", f"{self.links.from_page(KEYS_PAGE)}#{docs_reference.anchor(name)}")
                 SubElement(element, "code", {"class": "name"}).text = AtomicString(name)
             elif element.tag == "code" and element.text and " " not in element.text:
-                element.set("class", "name")  # which site.css keeps in one piece where messages are wrapped
+                element.set("class", "name")  # site.css does not wrap these
 
 
 LINKS = RepositoryLinks()

@@ -89,6 +89,13 @@ class Recipe:
     def _filling(self, hook: str) -> list[Method[Any]]:
         return [m for m in self.methods.values() if hook in overridden_hooks(type(m))]
 
+    def _one_each(self, value_G: Tensor, group: Group, method: Method[Any], hook: str) -> Tensor:
+        """Return what a hook returned. Raises ValueError unless that is one value for each response."""
+        if value_G.shape != (len(group.responses),):
+            name = next(name for name, one in self.methods.items() if one is method)
+            raise ValueError(f"{name}.{hook} returned {value_G.numel()} values for {len(group.responses)} responses")
+        return value_G
+
     def select(self, groups: Sequence[Group]) -> list[Group]:
         """Return the groups, those that a method drops with the reason of the first one that does."""
         reasons = [method.select(groups) for method in self._filling("select")]
@@ -109,11 +116,12 @@ class Recipe:
         scored = tuple(r for r in group.responses if is_scored(r))
         kept = dataclasses.replace(group, responses=scored)
         rewards_G = rewards_of(kept)
-        for name, method in self.methods.items():
-            if "rewards" in overridden_hooks(type(method)):
-                rewards_G = _one_each(method.rewards(kept, rewards_G), kept, f"{name}.rewards")
-        [(name, estimator)] = [(n, m) for n, m in self.methods.items() if "advantages" in overridden_hooks(type(m))]
-        adv_G = _one_each(estimator.advantages(rewards_G, kept), kept, f"{name}.advantages") if scored else rewards_G
+        for method in self._filling("rewards"):
+            rewards_G = self._one_each(method.rewards(kept, rewards_G), kept, method, "rewards")
+        (estimator,) = self._filling("advantages")
+        adv_G = rewards_G
+        if scored:
+            adv_G = self._one_each(estimator.advantages(rewards_G, kept), kept, estimator, "advantages")
         advantages = iter(adv_G.tolist())
         return [
             training_sequence(group, index, next(advantages) if is_scored(response) else None)
@@ -185,13 +193,6 @@ class Recipe:
             penalty_T, more = method.penalty(x)
             loss_T, metrics = loss_T + penalty_T, metrics | dict(more)
         return loss_T, metrics
-
-
-def _one_each(value_G: Tensor, group: Group, hook: str) -> Tensor:
-    """Return what a hook returned. Raises ValueError unless that is one value for each response."""
-    if value_G.shape != (len(group.responses),):
-        raise ValueError(f"{hook} returned {value_G.numel()} values for {len(group.responses)} responses")
-    return value_G
 
 
 def _scored_only(x: TokenInputs) -> TokenInputs:

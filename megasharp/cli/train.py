@@ -83,7 +83,7 @@ def train(
     if resume:
         run = resumed_config(root, run_tree(config, overrides or []), str(config), note)
     elif not start_over and not dry_run:
-        # What cannot be read is left to the run itself, which says what it cannot make.
+        # An unreadable folder is refused later, by the run's own message.
         with suppress(OSError):
             refuse_existing(root)
     begun = resume and not holds_no_run(root)

@@ -17,7 +17,7 @@ from megasharp.evals.result_files import load_result
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NOTEBOOK = REPOSITORY / "docs" / "tutorials" / "see-collapse-and-stop-it.ipynb"
-# What a change of the notebook is committed as.
+# The executed copy, from which the committed notebook is renewed.
 EXECUTED = REPOSITORY / ".reports" / NOTEBOOK.name
 STEPS = 130
 

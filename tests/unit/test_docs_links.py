@@ -58,7 +58,7 @@ def test_a_picture_outside_of_docs_is_copied(links: docs_site.RepositoryLinks) -
 def test_a_target_that_is_not_there_is_a_warning(
     links: docs_site.RepositoryLinks, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which fails a strict build."""
+    """A warning fails a strict build."""
     monkeypatch.setattr(docs_site.log, "disabled", False)  # import-linter, if its test came first, disables all loggers
     links.page = "how-to/install.md"
     with caplog.at_level(logging.WARNING):
@@ -77,7 +77,7 @@ def test_a_key_in_code_links_to_its_entry_but_in_a_link_and_in_a_heading(links: 
 
 
 def test_a_name_in_code_is_told_from_a_message(links: docs_site.RepositoryLinks) -> None:
-    """The style sheet keeps names in one piece and wraps messages."""
+    """The style sheet wraps messages, not names."""
     links.page = "how-to/resume.md"
     page = fromstring(f"<p>{Markdown(extensions=[links]).convert('`policy.tp` `lambda_top1` `do that`')}</p>")
     assert [code.get("class") for code in page.iter("code")] == ["name", "name", None]

@@ -1,4 +1,4 @@
-"""What a command says first: `--help`, whose examples can be typed, and a line before it loads what takes seconds."""
+"""First output of every command: `--help`, whose examples can be typed, and a line before a slow import."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Watch:
         if name.partition(".")[0] in SLOW:
             os._exit(0 if Terminal.said else 7)
 
-# What every command loads is loaded once, here.
+# Modules that every command imports are imported once, here.
 import huggingface_hub, pydantic, rich.console, yaml
 from megasharp.cli.main import main
 for line in sys.stdin.read().splitlines():
