@@ -101,14 +101,23 @@ class TokenizedPrompts:
         """Prompts that are left, which is one epoch."""
         return len(self.prompts)
 
-    def within(self, max_prompt_tokens: int) -> TokenizedPrompts:
-        """Return those that are neither empty nor longer than this. Raises UserError if none is left."""
+    def within(self, max_prompt_tokens: int, positions: int | None = None) -> TokenizedPrompts:
+        """Return those that are neither empty nor longer than this. Raises UserError if none is left.
+
+        `positions` are the model's: a prompt that fills them leaves no room for a response, so no limit helps it.
+        """
         kept = tuple((item, tokens) for item, tokens in self.prompts if 0 < len(tokens) <= max_prompt_tokens)
         if not kept:
-            source, shortest = self.prompts[0][0].source, min(self.lengths)
+            source = self.prompts[0][0].source
+            shortest = min((length for length in self.lengths if length), default=0)
+            remedy = "so set it to at least that"
+            if not shortest:
+                raise UserError(f"data.path: all {len(self.lengths)} prompts of {source} are empty")
+            if positions is not None and shortest >= positions:
+                remedy = f"and the model has {positions} positions in all; shorten them, or take another model"
             raise UserError(
                 f"data.max_prompt_tokens: all {len(self.lengths)} prompts of {source} are longer than "
-                f"{max_prompt_tokens} tokens; the shortest has {shortest}, so set it to at least that"
+                f"{max_prompt_tokens} tokens; the shortest has {shortest}, {remedy}"
             )
         found = replace(self, prompts=kept)
         if empty := [name for name, count in found.counts.items() if not count]:

@@ -61,7 +61,8 @@ class TextTokenizer:
         Halves of surrogate pairs, which JSON can hold and Unicode text cannot, are read as U+FFFD.
         """
         readable = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return tuple(self.backend.encode(readable, add_special_tokens=False))
+        # Not verbose: limits on lengths are checked elsewhere, by the model's own number.
+        return tuple(self.backend.encode(readable, add_special_tokens=False, verbose=False))
 
     def plain(self, text: str) -> tuple[int, ...]:
         """Token ids of a whole text, begun with `bos` unless it begins with a special token of its own."""

@@ -135,7 +135,7 @@ def check(
         architecture=architecture,
         tokenizer=tokenizer,
         recipes=recipes,
-        prompts=prompts.within(config.data.max_prompt_tokens),
+        prompts=prompts.within(config.data.max_prompt_tokens, architecture.max_positions),
         suites=suites,
         layout=ParallelLayout(policy.dp, policy.tp, policy.pp, policy.cp, policy.vpp),
         memory=memory,

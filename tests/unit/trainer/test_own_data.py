@@ -51,6 +51,16 @@ def test_what_is_left_out_by_its_length_is_told(resolve: Resolve) -> None:
     assert said(resolve("data.max_prompt_tokens=98")) == "4 prompts of rows.jsonl; no evaluation"
 
 
+def test_prompts_that_no_limit_lets_in_are_said_to_be_the_models_matter(
+    resolve: Resolve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model has 1,024 positions; transformers' own line about that stays out of the terminal."""
+    Path("rows.jsonl").write_text(json.dumps({"question": "x" * 1000, "answer": 1}) + "\n")
+    with pytest.raises(UserError, match=r"the shortest has 1057, and the model has 1024 positions in all; shorten them"):
+        resolve()
+    assert "Token indices" not in capsys.readouterr().err
+
+
 def test_nothing_that_judges_is_refused(resolve: Resolve) -> None:
     with pytest.raises(
         UserError, match=r"run\.yaml: nothing judges the responses to rows of your own: set reward.func"
