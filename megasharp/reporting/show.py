@@ -390,5 +390,5 @@ def page(runs: Mapping[str, RunHistory]) -> RenderableType:
     cost.add_row("wall time", *(duration(one.wall) for one in spent))
     cost.add_row("goodput", *(_MISSING if one.share is None else f"{one.share:.0%}" for one in spent))
     seconds = [one.useful / max(len(run.training), 1) for one, run in zip(spent, runs.values(), strict=True)]
-    cost.add_row("seconds a step", *(f"{value:.3g}" for value in seconds))
+    cost.add_row("seconds a step, training alone", *(f"{value:.3g}" for value in seconds))
     return Group(*parts, cost)
