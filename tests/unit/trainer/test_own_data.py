@@ -56,7 +56,9 @@ def test_prompts_that_no_limit_lets_in_are_said_to_be_the_models_matter(
 ) -> None:
     """The model has 1,024 positions; transformers' own line about that stays out of the terminal."""
     Path("rows.jsonl").write_text(json.dumps({"question": "x" * 1000, "answer": 1}) + "\n")
-    with pytest.raises(UserError, match=r"the shortest has 1057, and the model has 1024 positions in all; shorten them"):
+    with pytest.raises(
+        UserError, match=r"the shortest has 1057, and the model has 1024 positions in all; shorten them"
+    ):
         resolve()
     assert "Token indices" not in capsys.readouterr().err
 
