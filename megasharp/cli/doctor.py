@@ -63,7 +63,7 @@ def _patient_of_run(file: Path, overrides: Sequence[str], runs: Path, constraint
     from megasharp.trainer.hub_inputs import hub_inputs
     from megasharp.trainer.plan import Options, ask
     from megasharp.trainer.resolve.devices import device_of, gpus_needed
-    from megasharp.trainer.resolve.engine_settings import engine_python
+    from megasharp.trainer.resolve.engine_python import engine_python
 
     config = load_run(file, overrides)
     inputs = hub_inputs(config, str(file), runs / config.name)
@@ -71,7 +71,7 @@ def _patient_of_run(file: Path, overrides: Sequence[str], runs: Path, constraint
     named = (config.model.path, *(source.path for source in config.data.sources))
     folders = [path for path in named if path and path not in of_hub]
     if config.rollout.engine == "sglang":
-        folders.append(str(engine_python(config)))
+        folders.append(str(engine_python(config).path))
     # Where the file leaves the number of GPUs to the machine, the run needs these at least.
     gpus = 0 if device_of(config) == "cpu" else config.cluster.gpus_per_node or gpus_needed(config)
     plan = None

@@ -32,7 +32,9 @@ class RolloutConfig(Section):
     )
     python: str | None = Field(
         default=None,
-        description="Path of the Python interpreter that SGLang engines run in. null: the trainer's own.",
+        description="Path of the Python interpreter that SGLang engines run in. null: what the variable "
+        "MEGASHARP_ENGINES_PYTHON names, else .venv-engines or .venv-fleet in the current folder or beside the "
+        "trainer's environment, else the trainer's own. train --dry-run prints it.",
     )
     temperature: float = Field(
         default=1.0,

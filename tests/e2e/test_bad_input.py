@@ -81,8 +81,8 @@ def test_a_limit_that_nobody_keeps(mistake) -> None:
 
 
 def test_engines_in_a_python_without_sglang(mistake) -> None:
-    """The trainer's own Python, where rollout.python is not set."""
-    line = mistake("rollout.engine=sglang")
+    """The trainer's own Python."""
+    line = mistake("rollout.engine=sglang", f"rollout.python={sys.executable}")
     assert "needs exactly 0.5.21" in line and "make fleet" in line
 
 

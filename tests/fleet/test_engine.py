@@ -338,7 +338,7 @@ REFUSALS: dict[str, dict[str, Any]] = {
     "did you mean page_size": {"sglang": {"page_sise": 16}},
     "page_size is '16': Expected `int | null`": {"sglang": {"page_size": "16"}},
     "it must be one of": {"device": "cuda", "memory": None, "sglang": {"attention_backend": "fa5"}},
-    "which knows no CUDA; docs/how-to/run-on-two-pythons.md says": {"device": "cuda"},
+    "which knows no CUDA; `make gpu`": {"device": "cuda"},
     "memory_window works in engines on a CPU only": {"device": "cuda", "memory_window": 8},
     "attention_backend flashmla is not known to serve a memory": {
         "device": "cuda",

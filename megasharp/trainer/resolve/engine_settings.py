@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from megasharp.cluster.ray_runtime.slot_layout import Layout, Needs, make_layout
 from megasharp.common.errors import UserError
-from megasharp.config.core import find
 from megasharp.config.rollout import Transport
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.model_folder import ModelFolder
 from megasharp.rollout.sglang.client.external import address_of, on_this_machine
 from megasharp.rollout.sglang.client.launch import FleetSettings
 from megasharp.trainer.resolve.devices import device_of
+from megasharp.trainer.resolve.engine_python import engine_python
 
 # Transports by device and placement of the engines; `auto` is the first.
 _TRANSPORTS: dict[tuple[str, str], tuple[Transport, ...]] = {
@@ -31,11 +30,6 @@ _ENGINE_KEYS = {
     "cluster": ("placement",),
     "policy": ("offload",),
 }
-
-
-def engine_python(config: RunConfig) -> Path:
-    """Return the Python that engines run in: the trainer's own where `rollout.python` is null."""
-    return Path(sys.executable) if config.rollout.python is None else find(config.rollout.python)
 
 
 def choose_transport(config: RunConfig, where: str) -> Transport:
@@ -224,7 +218,7 @@ def fleet_settings(
     if model.is_megatron or (memory is not None and not memory.serves):
         rollout = rollout.model_copy(update={"sglang": {**rollout.sglang, "load_format": "dummy"}})
     return FleetSettings(
-        python=engine_python(config),
+        python=engine_python(config).path,
         model=model.description,
         log_folder=logs,
         rollout=rollout,

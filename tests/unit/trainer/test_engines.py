@@ -12,6 +12,7 @@ from megasharp.common.errors import UserError
 from megasharp.config.core import apply_overrides, parse_yaml, validate
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.model_folder import ModelFolder
+from megasharp.trainer.resolve.engine_python import ENGINES_PYTHON, engine_python
 from megasharp.trainer.resolve.engine_settings import (
     check_context,
     check_engine_keys,
@@ -19,7 +20,6 @@ from megasharp.trainer.resolve.engine_settings import (
     check_window,
     choose_transport,
     cluster_layout,
-    engine_python,
     fleet_settings,
     longest,
 )
@@ -208,6 +208,35 @@ def test_engines_beside_a_cold_memory_network_start_without_its_weights(tmp_path
         assert fleet_settings(config(FLEET), model, model, tmp_path).rollout.sglang.get("load_format") == expected
 
 
-def test_the_engines_python(tmp_path: Path) -> None:
-    assert engine_python(config(FLEET)) == Path(sys.executable)
-    assert engine_python(config(FLEET, f"rollout.python={tmp_path}/bin/python")) == tmp_path / "bin" / "python"
+def test_the_engines_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each that is there comes before the ones below it; an environment for the run's device before the other's."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "beside" / ".venv-gpu"))
+    monkeypatch.delenv(ENGINES_PYTHON, raising=False)
+
+    def built(folder: str) -> Path:
+        python = tmp_path / folder / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.touch()
+        return python
+
+    def chosen(*overrides: str) -> tuple[Path, str]:
+        found = engine_python(config(FLEET, *overrides))
+        return found.path, found.reason
+
+    assert chosen() == (Path(sys.executable), "the trainer's own, as no other was found")
+    for_gpus = built("beside/.venv-engines")
+    assert chosen() == (for_gpus, f".venv-engines in {tmp_path}/beside")
+    for_cpus = built("here/.venv-fleet")
+    assert chosen()[0] == for_cpus
+    assert chosen(GPUS)[0] == for_gpus
+    nearer = built("here/.venv-engines")
+    assert chosen(GPUS)[0] == nearer
+    named = built("image")
+    monkeypatch.setenv(ENGINES_PYTHON, str(named))
+    assert chosen(GPUS) == (named, "the variable MEGASHARP_ENGINES_PYTHON")
+    assert chosen("rollout.python=own/python") == (Path("own/python"), "rollout.python")
+    monkeypatch.setenv(ENGINES_PYTHON, "/no/python")
+    with pytest.raises(UserError, match=r"^MEGASHARP_ENGINES_PYTHON=/no/python does not exist; .* rollout\.python$"):
+        chosen()

@@ -283,7 +283,7 @@ def how_to_build(device: str) -> str:
     """Tell a user without the engines' Python how to get it."""
     if device == "cpu":
         return "with `make fleet`, which makes .venv-fleet/bin/python"
-    return "for GPUs, as docs/how-to/run-on-two-pythons.md says"
+    return "with `make gpu`, which makes .venv-engines/bin/python"
 
 
 def new_key() -> str:

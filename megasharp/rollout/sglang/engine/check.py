@@ -24,7 +24,7 @@ _KERNELS = "sglang-kernel"
 _NONE = "none"
 _HOW_TO_BUILD = {
     "cpu": "`make fleet` builds a Python that has it",
-    "cuda": "docs/how-to/run-on-two-pythons.md says how to build the engines' Python for GPUs",
+    "cuda": "`make gpu` builds a Python that has it",
 }
 
 

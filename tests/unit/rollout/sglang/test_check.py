@@ -62,7 +62,7 @@ def test_a_check_that_something_kills_may_end_well_the_next_time(tmp_path: Path)
 
 def test_a_python_for_gpus_is_built_otherwise(tmp_path: Path) -> None:
     missing = FleetSettings(python=tmp_path / "nowhere", model=tmp_path, log_folder=tmp_path, device="cuda")
-    with pytest.raises(UserError, match=r"build the engines' Python for GPUs, as docs/how-to/run-on-two-pythons"):
+    with pytest.raises(UserError, match=r"build the engines' Python with `make gpu`"):
         check_engines(missing, "run.yaml")
 
 

@@ -247,7 +247,7 @@ def test_more_ranks_than_cores_share_them() -> None:
 
 def test_another_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda _: "0.5.23")
-    for device, advice in (("cpu", "`make fleet`"), ("cuda", r"docs/how-to/run-on-two-pythons\.md")):
+    for device, advice in (("cpu", "`make fleet`"), ("cuda", "`make gpu`")):
         with pytest.raises(UserError, match=rf"sglang 0.5.23, but megasharp needs exactly {PINNED}; .*{advice}"):
             check_version(device)
 
@@ -255,10 +255,10 @@ def test_another_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_python_for_a_cpu_serves_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     check_build("cpu")
     monkeypatch.setattr("torch.version.cuda", None)
-    with pytest.raises(UserError, match=r"has torch \S+, which knows no CUDA; docs/how-to/run-on-two-pythons"):
+    with pytest.raises(UserError, match=r"has torch \S+, which knows no CUDA; `make gpu`"):
         check_build("cuda")
     monkeypatch.setattr("torch.version.cuda", "13.0")
-    with pytest.raises(UserError, match=r"lacks sglang-kernel, without .*; docs/how-to/run-on-two-pythons"):
+    with pytest.raises(UserError, match=r"lacks sglang-kernel, without .*; `make gpu`"):
         check_build("cuda")
     monkeypatch.setattr("importlib.metadata.version", lambda _: "0.4.7")
     check_build("cuda")
