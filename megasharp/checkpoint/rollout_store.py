@@ -7,54 +7,67 @@ learns again; it belongs to the checkpoint's format and has no number of its own
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
 from megasharp.common.formats import read_table_stamp, table_stamp
 from megasharp.common.records import Completion, FinishReason, Sampled, VersionSpan
+from megasharp.metrics.parquet import arrow, parquet, write_rows
 from megasharp.rollout.in_flight import SampledWith, Unfinished
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 FILE = "rollouts.parquet"
 REPLAY_FILE = "replay.parquet"
 
-# Exactly the dtype of a Completion: a resumed run must get back every bit.
-_LOGP = pa.list_(pa.float32())
-_SPANS = pa.list_(pa.struct([("version", pa.int64()), ("start", pa.int64()), ("end", pa.int64())]))
-# One row for each response, in order; `tokens` and all that belongs to them are null before the first token.
-_SCHEMA = pa.schema(
-    [
-        ("epoch", pa.int64()),
-        ("position", pa.int64()),
-        ("open", pa.bool_()),
-        ("max_tokens", pa.int64()),
-        ("with_memory", pa.bool_()),
-        ("begun_limit", pa.int64()),
-        ("tokens", pa.list_(pa.int32())),
-        ("sampler_logp", _LOGP),
-        ("policy_logp", _LOGP),
-        ("memory_logp", _LOGP),
-        ("argmax_moved", pa.list_(pa.bool_())),
-        ("calibration_kl", _LOGP),
-        ("version_spans", _SPANS),
-        ("finish_reason", pa.string()),
-        ("seed", pa.int64()),
-    ]
-)
 
-# One row for each group.
-_REPLAYED = pa.schema(
-    [
-        ("step", pa.int64()),
-        ("group_id", pa.string()),
-        ("prompt", pa.list_(pa.int32())),
-        ("responses", pa.list_(pa.list_(pa.int32()))),
-    ]
-)
+@cache
+def _unfinished_schema() -> pa.Schema:
+    """One row for each response, in order; `tokens` and all that belongs to them are null before the first token."""
+    pa = arrow()
+    # Exactly the dtype of a Completion: a resumed run must get back every bit.
+    logp = pa.list_(pa.float32())
+    span = pa.struct([(name, pa.int64()) for name in ("version", "start", "end")])
+    return pa.schema(
+        [
+            ("epoch", pa.int64()),
+            ("position", pa.int64()),
+            ("open", pa.bool_()),
+            ("max_tokens", pa.int64()),
+            ("with_memory", pa.bool_()),
+            ("begun_limit", pa.int64()),
+            ("tokens", pa.list_(pa.int32())),
+            ("sampler_logp", logp),
+            ("policy_logp", logp),
+            ("memory_logp", logp),
+            ("argmax_moved", pa.list_(pa.bool_())),
+            ("calibration_kl", logp),
+            ("version_spans", pa.list_(span)),
+            ("finish_reason", pa.string()),
+            ("seed", pa.int64()),
+        ]
+    )
+
+
+@cache
+def _replay_schema() -> pa.Schema:
+    """One row for each group."""
+    pa = arrow()
+    return pa.schema(
+        [
+            ("step", pa.int64()),
+            ("group_id", pa.string()),
+            ("prompt", pa.list_(pa.int32())),
+            ("responses", pa.list_(pa.list_(pa.int32()))),
+        ]
+    )
+
 
 _Cell = int | bool | str | list[int] | list[float] | list[bool] | list[dict[str, int]] | None
 
@@ -64,8 +77,8 @@ def write_unfinished(folder: Path, prompts: Sequence[Unfinished]) -> None:
     if not any(response is not None for prompt in prompts for response in prompt.responses):
         return
     rows = [row for prompt in prompts for row in _rows(prompt)]
-    schema = _SCHEMA.with_metadata(table_stamp("unfinished rollouts"))
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / FILE, compression="zstd")
+    schema = _unfinished_schema().with_metadata(table_stamp("unfinished rollouts"))
+    write_rows(rows, schema, folder / FILE, "zstd")
 
 
 def read_unfinished(folder: Path) -> tuple[Unfinished, ...]:
@@ -77,9 +90,9 @@ def read_unfinished(folder: Path) -> tuple[Unfinished, ...]:
     if not path.is_file():
         return ()
     # Format 1 (d7f7a60, 2026-11-22, to 255d13e, 2026-11-24) differs by having no `format`.
-    read_table_stamp(path, "unfinished rollouts", pq.read_schema(path).metadata)
+    read_table_stamp(path, "unfinished rollouts", parquet().read_schema(path).metadata)
     prompts = []
-    rows = pq.read_table(path, schema=_SCHEMA).to_pylist()
+    rows = parquet().read_table(path, schema=_unfinished_schema()).to_pylist()
     for place, group in groupby(rows, lambda row: (row["epoch"], row["position"])):
         own = list(group)
         limit, memory, begun = own[0]["max_tokens"], own[0]["with_memory"], own[0]["begun_limit"]
@@ -108,14 +121,14 @@ def write_replay(folder: Path, steps: Sequence[Sequence[Sampled]]) -> None:
         for number, groups in enumerate(steps)
         for group in groups
     ]
-    pq.write_table(pa.Table.from_pylist(rows, schema=_REPLAYED), folder / REPLAY_FILE, compression="zstd")
+    write_rows(rows, _replay_schema(), folder / REPLAY_FILE, "zstd")
 
 
 def read_replay(folder: Path) -> list[list[Sampled]]:
     """Read what `write_replay` wrote; nothing where there is no file."""
     if not (folder / REPLAY_FILE).is_file():
         return []
-    rows = pq.read_table(folder / REPLAY_FILE, schema=_REPLAYED).to_pylist()
+    rows = parquet().read_table(folder / REPLAY_FILE, schema=_replay_schema()).to_pylist()
 
     def tokens(row: list[int]) -> Tensor:
         return torch.tensor(row, dtype=torch.int32)

@@ -15,11 +15,9 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, Any, Protocol
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import completed, write_text
@@ -29,26 +27,36 @@ from megasharp.evals.estimators import pass_at_k
 from megasharp.evals.result import EvalResult, EvalSetting, summarize
 from megasharp.evals.samples import ProblemCounts, ProblemResult, Sample, TokenFigures
 from megasharp.evals.suites import Suite
+from megasharp.metrics.parquet import arrow, parquet
 from megasharp.rollout.step_request import Engine, MemoryUse, judged, response_seed, streamed
 from megasharp.tasks.judge import DirectJudge, Item, Judge
 from megasharp.tasks.stream import ChatEncoder, read_prompt
 from megasharp.tasks.table import make_verifiers
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _IDENTITY = "identity.json"
 _SECONDS = b"seconds"
-_SCHEMA = pa.schema(
-    [
-        pa.field("problem", pa.int32()),
-        pa.field("outcome", pa.string()),
-        pa.field("answer", pa.string()),
-        pa.field("tokens", pa.int32()),
-        pa.field("truncated", pa.bool_()),
-        pa.field("entropy", pa.float64()),
-        pa.field("entropy_sampled", pa.float64()),
-        pa.field("lambdas", pa.list_(pa.float64())),
-        pa.field("lambda_sample", pa.float64()),
-    ]
-)
+
+
+@cache
+def _schema() -> pa.Schema:
+    """A row for each sample of a chunk."""
+    pa = arrow()
+    return pa.schema(
+        [
+            pa.field("problem", pa.int32()),
+            pa.field("outcome", pa.string()),
+            pa.field("answer", pa.string()),
+            pa.field("tokens", pa.int32()),
+            pa.field("truncated", pa.bool_()),
+            pa.field("entropy", pa.float64()),
+            pa.field("entropy_sampled", pa.float64()),
+            pa.field("lambdas", pa.list_(pa.float64())),
+            pa.field("lambda_sample", pa.float64()),
+        ]
+    )
 
 
 class Progress:
@@ -76,7 +84,7 @@ class Progress:
     @property
     def samples(self) -> int:
         """The number of samples stored."""
-        return sum(pq.read_metadata(path).num_rows for path in self._folder.glob("*.parquet"))
+        return sum(parquet().read_metadata(path).num_rows for path in self._folder.glob("*.parquet"))
 
     def holds(self, name: str) -> bool:
         """Return whether a chunk is stored."""
@@ -91,9 +99,9 @@ class Progress:
         if not path.exists():
             return None
         try:
-            table = pq.read_table(path)
+            table = parquet().read_table(path)
             return list(_samples(table)), float(table.schema.metadata[_SECONDS])
-        except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        except (OSError, arrow().ArrowException, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path}: cannot be read ({one_line(error)}); remove it to sample it again") from error
 
     def write(self, name: str, samples: Sequence[Sample], seconds: float) -> None:
@@ -101,9 +109,9 @@ class Progress:
         if not (self._folder / _IDENTITY).exists():
             tree = {**stamp("evaluation samples"), **self._identity}
             write_text(self._folder / _IDENTITY, json.dumps(tree, indent=1) + "\n")
-        table = pa.Table.from_pylist([_record(sample) for sample in samples], schema=_SCHEMA)
+        table = arrow().Table.from_pylist([_record(sample) for sample in samples], schema=_schema())
         with completed(self._path(name)) as temporary:
-            pq.write_table(table.replace_schema_metadata({_SECONDS: repr(seconds)}), temporary)
+            parquet().write_table(table.replace_schema_metadata({_SECONDS: repr(seconds)}), temporary)
 
     def remove(self) -> None:
         """Remove all of it: the result is stored."""

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Protocol, runtime_checkable
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import completed
@@ -22,9 +20,13 @@ from megasharp.common.formats import read_table_stamp, table_stamp
 from megasharp.common.records import GenerateRequest, SamplingParams
 from megasharp.evals.evaluate import Tokenizer, sample_seed
 from megasharp.evals.suites import Suite
+from megasharp.metrics.parquet import arrow, parquet, write_rows
 from megasharp.rollout.inprocess.engine import Candidates
 from megasharp.rollout.step_request import Engine
 from megasharp.tasks.stream import read_prompt
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 FOLDER = "probe"
 RESPONSES = "responses.parquet"
@@ -35,27 +37,38 @@ LONGEST = 512
 _SEED = 0
 _STAMP = table_stamp("probe")
 
-_RESPONSES_SCHEMA = pa.schema(
-    [
-        ("suite", pa.string()),
-        ("problem", pa.string()),
-        ("prompt", pa.string()),
-        ("prompt_tokens", pa.list_(pa.int64())),
-        ("tokens", pa.list_(pa.int64())),
-    ]
-)
-SCHEMA = pa.schema(
-    [
-        ("response", pa.int32()),
-        ("position", pa.int32()),
-        ("token", pa.string()),
-        ("logp", pa.float32()),
-        ("rank", pa.int32()),
-        ("entropy", pa.float32()),
-        ("candidates", pa.list_(pa.string())),
-        ("candidate_logp", pa.list_(pa.float32())),
-    ]
-)
+
+@cache
+def _response_schema() -> pa.Schema:
+    """A row for each response that checkpoints read."""
+    pa = arrow()
+    return pa.schema(
+        [
+            ("suite", pa.string()),
+            ("problem", pa.string()),
+            ("prompt", pa.string()),
+            ("prompt_tokens", pa.list_(pa.int64())),
+            ("tokens", pa.list_(pa.int64())),
+        ]
+    )
+
+
+@cache
+def token_schema() -> pa.Schema:
+    """A row for each token of them."""
+    pa = arrow()
+    return pa.schema(
+        [
+            ("response", pa.int32()),
+            ("position", pa.int32()),
+            ("token", pa.string()),
+            ("logp", pa.float32()),
+            ("rank", pa.int32()),
+            ("entropy", pa.float32()),
+            ("candidates", pa.list_(pa.string())),
+            ("candidate_logp", pa.list_(pa.float32())),
+        ]
+    )
 
 
 @runtime_checkable
@@ -123,14 +136,14 @@ def write_responses(folder: Path, responses: Sequence[ProbeResponse]) -> Path:
         for one in responses
     ]
     with completed(path) as temporary:
-        pq.write_table(pa.Table.from_pylist(rows, schema=_RESPONSES_SCHEMA.with_metadata(_STAMP)), temporary)
+        write_rows(rows, _response_schema().with_metadata(_STAMP), temporary)
     return path
 
 
 def read_responses(folder: Path) -> list[ProbeResponse]:
     """Read what `write_responses` wrote; none where there is no file. Raises UserError for one that cannot be read."""
     path = folder / RESPONSES
-    rows = read_table(path, _RESPONSES_SCHEMA).to_pylist() if path.exists() else []
+    rows = read_table(path, _response_schema()).to_pylist() if path.exists() else []
     return [
         ProbeResponse(row["suite"], row["problem"], row["prompt"], tuple(row["prompt_tokens"]), tuple(row["tokens"]))
         for row in rows
@@ -144,9 +157,9 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
     """
     try:
         # Format 1 (ce3b3bc, 2026-11-22, to 255d13e, 2026-11-24) differs by having no `format`.
-        read_table_stamp(path, "probe", pq.read_schema(path).metadata)
-        return pq.read_table(path, schema=schema)
-    except (OSError, pa.ArrowException) as error:
+        read_table_stamp(path, "probe", parquet().read_schema(path).metadata)
+        return parquet().read_table(path, schema=schema)
+    except (OSError, arrow().ArrowException) as error:
         raise UserError(f"{path}: cannot be read ({one_line(error)}); remove it, `megasharp probe` makes it") from error
 
 
@@ -168,7 +181,7 @@ def probe(scorer: Scorer, names: TokenNames, responses: Sequence[ProbeResponse],
         for row in _rows(number, response, scorer.candidates(response.prompt_tokens, response.tokens, MOST), names)
     ]
     with completed(path) as temporary:
-        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA.with_metadata(_STAMP)), temporary)
+        write_rows(rows, token_schema().with_metadata(_STAMP), temporary)
     return path
 
 

@@ -12,11 +12,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, Any
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import completed
@@ -24,28 +22,38 @@ from megasharp.common.formats import read_stamp, stamp
 from megasharp.evals.estimators import Interval
 from megasharp.evals.result import EvalResult, GroupResult
 from megasharp.evals.samples import Answers, ProblemResult, TokenFigures
+from megasharp.metrics.parquet import arrow, parquet, write_rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _COUNTS = (
     *("samples", "correct", "distinct_correct", "wrong", "format", "error", "timeout", "infra", "tokens", "truncated"),
     *("solutions", "solutions_found"),
 )
-_SCHEMA = pa.schema(
-    [
-        pa.field("id", pa.string()),
-        *(pa.field(name, pa.int64()) for name in _COUNTS),
-        pa.field("greedy_correct", pa.bool_()),
-        pa.field("answer_counts", pa.list_(pa.int64())),
-        pa.field("answer_correct", pa.list_(pa.bool_())),
-        pa.field("answer_texts", pa.list_(pa.string())),
-        pa.field("invalid", pa.int64()),
-        pa.field("unnamed", pa.int64()),
-        pa.field("answer_entropy", pa.float64()),
-        pa.field("token_entropy", pa.float64()),
-        pa.field("token_entropy_sampled", pa.float64()),
-        pa.field("lambdas", pa.list_(pa.float64())),
-        pa.field("lambda_sample", pa.float64()),
-    ]
-)
+
+
+@cache
+def _schema() -> pa.Schema:
+    """A row for each problem."""
+    pa = arrow()
+    return pa.schema(
+        [
+            pa.field("id", pa.string()),
+            *(pa.field(name, pa.int64()) for name in _COUNTS),
+            pa.field("greedy_correct", pa.bool_()),
+            pa.field("answer_counts", pa.list_(pa.int64())),
+            pa.field("answer_correct", pa.list_(pa.bool_())),
+            pa.field("answer_texts", pa.list_(pa.string())),
+            pa.field("invalid", pa.int64()),
+            pa.field("unnamed", pa.int64()),
+            pa.field("answer_entropy", pa.float64()),
+            pa.field("token_entropy", pa.float64()),
+            pa.field("token_entropy_sampled", pa.float64()),
+            pa.field("lambdas", pa.list_(pa.float64())),
+            pa.field("lambda_sample", pa.float64()),
+        ]
+    )
 
 
 def save(result: EvalResult, folder: Path) -> Path:
@@ -55,7 +63,7 @@ def save(result: EvalResult, folder: Path) -> Path:
         UserError: a file cannot be written.
     """
     with completed(folder / f"{result.suite}.parquet") as temporary:
-        pq.write_table(pa.Table.from_pylist([_record(row) for row in result.rows], schema=_SCHEMA), temporary)
+        write_rows([_record(row) for row in result.rows], _schema(), temporary)
     figures = {field.name: getattr(result, field.name) for field in fields(result) if field.name != "rows"}
     figures = {**stamp("evaluation"), **figures}
     figures["intervals"] = {name: [bound.low, bound.high] for name, bound in result.intervals.items()}
@@ -74,9 +82,9 @@ def load_result(path: Path) -> EvalResult:
     result = load_figures(path)
     table = path.with_suffix(".parquet")
     try:
-        records = pq.read_table(table).to_pylist()
+        records = parquet().read_table(table).to_pylist()
         rows = tuple(_row(record) for record in records)
-    except (OSError, pa.ArrowException, KeyError, TypeError) as error:
+    except (OSError, arrow().ArrowException, KeyError, TypeError) as error:
         raise UserError(f"{table}: not the table of an evaluation beside {path.name} ({one_line(error)})") from error
     whole = len(rows) == result.problems + result.left_out
     if not whole or any(row.samples + row.infra != result.n for row in rows):

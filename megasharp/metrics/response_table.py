@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from torch import Tensor
 
 from megasharp.common.errors import UserError, one_line
@@ -26,6 +26,10 @@ from megasharp.common.files import completed
 from megasharp.common.formats import read_table_stamp, table_stamp
 from megasharp.common.records import Completion, Group
 from megasharp.config.log import RolloutTablesConfig
+from megasharp.metrics.parquet import arrow, parquet, write_rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class _NoPandas(MetaPathFinder):
@@ -44,8 +48,9 @@ def leave_pandas_out() -> None:
 
     pyarrow asks whether a list may be a pandas Series. It looks again when a table is converted to pandas or from it,
     so `to_pandas` and `from_pandas` work afterwards; until then `pa.array` of a Series keeps NaN instead of null.
-    Nothing changes where pandas is imported already.
+    Nothing changes where pandas is imported already. Raises UserError where pyarrow is not installed.
     """
+    pa = arrow()
     if "pandas" in sys.modules:
         return
     finder = _NoPandas()
@@ -60,43 +65,57 @@ MeanEntropy = Mapping[tuple[str, int], float]
 
 ROLLOUTS, TOKENS = "rollouts", "rollout_tokens"
 _METADATA = table_stamp("rollouts")
-# Response tokens `[start, end)` and whose they are; `memory` is null where no memory network took part.
-SPAN = pa.struct([("start", pa.int64()), ("end", pa.int64()), ("policy", pa.int64()), ("memory", pa.int64())])
-SCHEMA = pa.schema(
-    [
-        ("step", pa.int64()),
-        ("group_id", pa.string()),
-        ("index", pa.int64()),
-        ("task", pa.string()),
-        ("prompt_id", pa.string()),
-        ("prompt", pa.string()),
-        ("policy_version", pa.int64()),
-        ("text", pa.string()),
-        ("length", pa.int64()),
-        ("outcome", pa.string()),
-        ("reward", pa.float64()),
-        ("canonical_answer", pa.string()),
-        ("finish_reason", pa.string()),
-        ("versions", pa.list_(SPAN)),
-        ("mean_sampler_logp", pa.float64()),
-        ("mean_policy_logp", pa.float64()),
-        ("mean_memory_logp", pa.float64()),
-        ("mean_entropy", pa.float64()),
-        ("dropped_reason", pa.string()),
-        ("begun_limit", pa.int64()),
-    ],
-    metadata=_METADATA,
-)
-TOKENS_SCHEMA = pa.schema(
-    [
-        ("step", pa.int64()),
-        ("group_id", pa.string()),
-        ("index", pa.int64()),
-        ("token_texts", pa.list_(pa.string())),
-        ("token_policy_logp", pa.list_(pa.float32())),
-    ],
-    metadata=_METADATA,
-)
+
+
+@cache
+def response_schema() -> pa.Schema:
+    """The columns of a table of responses, in their order."""
+    pa = arrow()
+    # Response tokens `[start, end)` and whose they are; `memory` is null where no memory network took part.
+    span = pa.struct([(name, pa.int64()) for name in ("start", "end", "policy", "memory")])
+    return pa.schema(
+        [
+            ("step", pa.int64()),
+            ("group_id", pa.string()),
+            ("index", pa.int64()),
+            ("task", pa.string()),
+            ("prompt_id", pa.string()),
+            ("prompt", pa.string()),
+            ("policy_version", pa.int64()),
+            ("text", pa.string()),
+            ("length", pa.int64()),
+            ("outcome", pa.string()),
+            ("reward", pa.float64()),
+            ("canonical_answer", pa.string()),
+            ("finish_reason", pa.string()),
+            ("versions", pa.list_(span)),
+            ("mean_sampler_logp", pa.float64()),
+            ("mean_policy_logp", pa.float64()),
+            ("mean_memory_logp", pa.float64()),
+            ("mean_entropy", pa.float64()),
+            ("dropped_reason", pa.string()),
+            ("begun_limit", pa.int64()),
+        ],
+        metadata=_METADATA,
+    )
+
+
+@cache
+def token_schema() -> pa.Schema:
+    """The columns of a table of tokens, in their order."""
+    pa = arrow()
+    return pa.schema(
+        [
+            ("step", pa.int64()),
+            ("group_id", pa.string()),
+            ("index", pa.int64()),
+            ("token_texts", pa.list_(pa.string())),
+            ("token_policy_logp", pa.list_(pa.float32())),
+        ],
+        metadata=_METADATA,
+    )
+
+
 # Responses are text, of which zstd makes half of what Parquet's default (snappy) does.
 _COMPRESSION = "zstd"
 
@@ -156,7 +175,7 @@ def write_rollouts(
     _write_tokens(folder / TOKENS / path.name, step, groups, tokens)
     rows = [*_rows(step, groups, mean_entropy or {}, memory_ahead)]
     with completed(path) as temporary:
-        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), temporary, compression=_COMPRESSION)
+        write_rows(rows, response_schema(), temporary, _COMPRESSION)
     return path
 
 
@@ -189,7 +208,7 @@ def _write_tokens(path: Path, step: int, groups: Sequence[Group], tokens: TokenC
         for index, response in enumerate(group.responses)
     ]
     with completed(path) as temporary:
-        pq.write_table(pa.Table.from_pylist(rows, schema=TOKENS_SCHEMA), temporary, compression=_COMPRESSION)
+        write_rows(rows, token_schema(), temporary, _COMPRESSION)
 
 
 def read_table(path: Path, columns: Iterable[str]) -> pa.Table | None:
@@ -198,12 +217,12 @@ def read_table(path: Path, columns: Iterable[str]) -> pa.Table | None:
     Raises UserError for a damaged file, and for one of a newer version.
     """
     try:
-        with pq.ParquetFile(path) as file:
+        with parquet().ParquetFile(path) as file:
             read_table_stamp(path, "rollouts", file.schema_arrow.metadata)
             return file.read(columns=[name for name in columns if name in file.schema_arrow.names])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, pa.ArrowException) as error:
+    except (OSError, ValueError, arrow().ArrowException) as error:
         raise UserError(f"{path}: cannot read this table of responses ({one_line(error)}); remove it") from error
 
 
@@ -213,7 +232,7 @@ def read_tokens(path: Path, groups: Collection[str]) -> dict[tuple[str, int], tu
     Responses of other groups than `groups`, and those whose tokens were not written or are gone, are not in it. Raises
     UserError as `read_table` does.
     """
-    columns = TOKENS_SCHEMA.names
+    columns = token_schema().names
     table = read_table(path.parents[1] / TOKENS / path.name, columns)
     if table is None:
         # Format 1 (a2725ee, 2026-11-21, to e938716, 2026-11-24) has the columns of tokens among the others.

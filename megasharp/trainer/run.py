@@ -84,7 +84,8 @@ def _check_and_train(
     began: float | None,
 ) -> None:
     check_placement(resolved)
-    leave_pandas_out()
+    if _keeps_tables(resolved):
+        leave_pandas_out()
     deterministic = resolved.config.deterministic
     limit_threads(resolved.architecture, deterministic)
     if deterministic:
@@ -105,6 +106,13 @@ def _check_and_train(
         for line in [*changes, *([folder.note] if folder.note else [])]:
             say(line)
         _make_run(resolved, folder, attempt, allowed, say, stack).train()
+
+
+def _keeps_tables(resolved: ResolvedRun) -> bool:
+    """Return whether the run writes Parquet files: responses, evaluations, or a checkpoint's sampled tokens."""
+    config = resolved.config
+    sampled = resolved.memory is not None or config.rollout.max_staleness > 0
+    return sampled or config.log.rollouts is not None or bool(resolved.suites)
 
 
 def _make_run(
@@ -275,7 +283,7 @@ class _Run:
         signals.check_save()
 
     def _sum_up(self, last: int) -> None:
-        # Imported here: matplotlib takes a second that a run's first step need not wait for.
+        # Imported here: a run's first step need not wait for what reads the run's files back.
         from megasharp.trainer.run_summary import summarize_run
 
         self.clock.take()

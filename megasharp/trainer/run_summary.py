@@ -1,6 +1,6 @@
 """Closes a run: summary.json, pictures of pass@k and of the training curves, and a table for the user.
 
-Imports matplotlib, which takes a second that a run's first step need not wait for.
+matplotlib is imported when the pictures are drawn; where it is not installed, a run ends without them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from megasharp.evals.suites import Suite
 from megasharp.metrics.clock import peak_rss_bytes
 from megasharp.metrics.console import AFTER, BEFORE, RunSummary, SuiteChange, SuiteFigures, print_summary
 from megasharp.metrics.writers import Row, rows_of, sampled_rows
-from megasharp.reporting.curves import events_of, plot_training
 from megasharp.reporting.history import (
     evaluated_steps,
     evaluation_figures,
@@ -30,7 +29,6 @@ from megasharp.reporting.history import (
     suite_figures,
     with_files,
 )
-from megasharp.reporting.passk import plot_pass_at_k
 from megasharp.trainer.step_log import ENGINE_GAP, AttemptTotals
 
 # Rows and evaluations in the picture of a long run: its panels are some hundred pixels wide.
@@ -60,8 +58,7 @@ def summarize_run(
     read = cache(partial(_evaluation, root))
     changes = [_change(read, suite.name, last) for suite in suites]
     rows = sampled_rows(root, _MOST_ROWS)
-    curves = plot_training(_with_evaluations(root, rows), root / "curves.png", events_of(control))
-    pictures = [*_draw_pass_at_k(root, changes), curves]
+    pictures = _draw(root, changes, rows, control, say)
     config = read_tree(root / "config.yaml")
     evaluated = _evaluations_of_peak(evaluated_steps(root), read, peak_metric(config)[0], control)
     peak = find_peak(config, evaluated, complete_steps(folder.checkpoints), control.best)
@@ -118,8 +115,18 @@ def _with_evaluations(root: Path, rows: Sequence[Row]) -> list[Row]:
     return sorted([*rows, *added], key=lambda row: row["step"] or 0)
 
 
-def _draw_pass_at_k(root: Path, changes: Sequence[SuiteChange]) -> list[Path]:
-    """Draw one picture of each suite that was evaluated."""
+def _draw(
+    root: Path, changes: Sequence[SuiteChange], rows: Sequence[Row], control: ControlState, say: Callable[[str], None]
+) -> list[Path]:
+    """Draw one picture of each suite that was evaluated, and the curves; none, and a line, without matplotlib."""
+    try:
+        from megasharp.reporting.curves import events_of, plot_training
+        from megasharp.reporting.passk import plot_pass_at_k
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != "matplotlib":
+            raise
+        say("no pictures: matplotlib is not installed (pip install matplotlib; megasharp report draws them later)")
+        return []
     pictures = []
     for change in changes:
         if change.evaluations:
@@ -127,6 +134,7 @@ def _draw_pass_at_k(root: Path, changes: Sequence[SuiteChange]) -> list[Path]:
             curves = {name: found.pass_at_k for name, found in change.evaluations.items()}
             distinct = {name: found.distinct_correct for name, found in change.evaluations.items()}
             pictures.append(plot_pass_at_k(curves, path, change.suite, distinct))
+    pictures.append(plot_training(_with_evaluations(root, rows), root / "curves.png", events_of(control)))
     return pictures
 
 

@@ -67,3 +67,28 @@ def test_a_dry_run_needs_fewer_still(tmp_path: Path) -> None:
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "megasharp.trainer.resolve.resolved_run" in imported
     assert imported.isdisjoint({*NEVER, "megatron", "megatron.core", "megasharp.trainer.run"})
+
+
+# What a machine that was lent for half an hour may lack: pyarrow alone takes 150 MB.
+ABSENT = ("pyarrow", "pandas", "matplotlib", "tensorboard", "datasets", "math_verify", "ray")
+WITHOUT = f"""
+import sys
+sys.modules.update(dict.fromkeys({ABSENT!r}))
+from megasharp.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize("tables", [False, True])
+def test_a_run_without_tables_and_pictures_needs_none_of_their_libraries(tmp_path: Path, tables: bool) -> None:
+    """A run that keeps tables says before its first step what it lacks."""
+    options = [*OPTIONS, *([] if tables else ["log.rollouts=null"])]
+    command = [sys.executable, "-c", WITHOUT, "train", QUICKSTART, "--runs", str(tmp_path), *options]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    if tables:
+        assert done.returncode == 2 and not any(tmp_path.iterdir())
+        assert "pyarrow is not installed: pip install pyarrow, or train without them" in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "quickstart" / "summary.json").is_file()
+        assert "no pictures: matplotlib is not installed" in done.stdout

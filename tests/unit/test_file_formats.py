@@ -45,14 +45,14 @@ def type_text(kind: pa.DataType) -> str:
 @each_case(
     ("title", "schema"),
     [
-        ("`rollouts/step_N.parquet`", response_table.SCHEMA),
-        ("`rollout_tokens/step_N.parquet`", response_table.TOKENS_SCHEMA),
-        ("`probe/responses.parquet`", probe._RESPONSES_SCHEMA),
-        ("`probe/step_N.parquet`", probe.SCHEMA),
-        ("`rollouts.parquet`", rollout_store._SCHEMA),
-        ("`replay.parquet`", rollout_store._REPLAYED),
-        ("`<suite>.parquet`", result_files._SCHEMA),
-        ("`<suite>.samples/`", evaluate._SCHEMA),
+        ("`rollouts/step_N.parquet`", response_table.response_schema()),
+        ("`rollout_tokens/step_N.parquet`", response_table.token_schema()),
+        ("`probe/responses.parquet`", probe._response_schema()),
+        ("`probe/step_N.parquet`", probe.token_schema()),
+        ("`rollouts.parquet`", rollout_store._unfinished_schema()),
+        ("`replay.parquet`", rollout_store._replay_schema()),
+        ("`<suite>.parquet`", result_files._schema()),
+        ("`<suite>.samples/`", evaluate._schema()),
     ],
 )
 def test_columns_are_named_in_their_order_with_their_types(title: str, schema: pa.Schema) -> None:

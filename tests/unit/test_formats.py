@@ -24,7 +24,7 @@ from megasharp.common.formats import FORMATS, NewerFormat, Stored, read_stamp, r
 from megasharp.common.records import Completion, FinishReason
 from megasharp.convert.record import read_record, recorded_arguments
 from megasharp.evals.evaluate import Progress
-from megasharp.evals.probe import SCHEMA, read_responses, read_table
+from megasharp.evals.probe import read_responses, read_table, token_schema
 from megasharp.evals.result_files import load_result, stored_figures
 from megasharp.metrics.response_table import read_table as read_rows
 from megasharp.reporting.history import read_run
@@ -101,7 +101,7 @@ READERS: dict[str, tuple[Path, Callable[[Path], None], Callable[[Path], object]]
     "probe": (
         RUN / "probe/step_000004.parquet",
         table_later,
-        lambda at: read_table(at / RUN / "probe/step_000004.parquet", SCHEMA),
+        lambda at: read_table(at / RUN / "probe/step_000004.parquet", token_schema()),
     ),
     "unfinished": (CHECKPOINT / "rollouts.parquet", with_unfinished, lambda at: read_unfinished(at / CHECKPOINT)),
     "rollouts": (RUN / "rollouts/step_000001.parquet", table_later, lambda at: read_rollouts([read_run(at / RUN)])),

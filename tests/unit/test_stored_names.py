@@ -48,13 +48,12 @@ from megasharp.convert.architecture import Architecture, RopeParameters, record_
 from megasharp.convert.lora import record_adapters, recorded_adapters
 from megasharp.convert.record import Digests, write_record
 from megasharp.evals.evaluate import Progress
-from megasharp.evals.probe import SCHEMA as PROBE_SCHEMA
 from megasharp.evals.probe import ProbeResponse, write_responses
+from megasharp.evals.probe import token_schema as probe_schema
 from megasharp.evals.result import EvalResult, EvalSetting, averaged, save_group, summarize
 from megasharp.evals.result_files import load_result, save
 from megasharp.evals.samples import Answers, ProblemResult, Sample, TokenFigures
-from megasharp.metrics.response_table import SCHEMA as ROLLOUTS_SCHEMA
-from megasharp.metrics.response_table import TOKENS_SCHEMA
+from megasharp.metrics.response_table import response_schema, token_schema
 from megasharp.planner.suggest import make_plan, suggest
 from megasharp.planner.text import plan_tree
 from megasharp.reporting.page.records import Page
@@ -243,9 +242,9 @@ def test_what_an_evaluation_has_sampled_so_far(tmp_path: Path) -> None:
 def test_tables_of_rollouts_and_probes(tmp_path: Path) -> None:
     path = write_responses(tmp_path, [ProbeResponse("dev", "p0", "1 2=3:", (1, 2), (3, 4))])
     tables = {
-        "rollouts": ROLLOUTS_SCHEMA,
-        "rollout_tokens": TOKENS_SCHEMA,
-        "probe": PROBE_SCHEMA,
+        "rollouts": response_schema(),
+        "rollout_tokens": token_schema(),
+        "probe": probe_schema(),
         "probe_responses": pq.read_schema(path),
     }
     frozen("tables", {name: {one.name: str(one.type) for one in schema} for name, schema in tables.items()})

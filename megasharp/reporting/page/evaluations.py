@@ -20,7 +20,16 @@ import pyarrow as pa
 
 from megasharp.common.errors import UserError
 from megasharp.evals.estimators import mean_intervals, pass_at_k
-from megasharp.evals.probe import FEWEST, FOLDER, MASS, SCHEMA, ProbeResponse, read_responses, read_table, step_file
+from megasharp.evals.probe import (
+    FEWEST,
+    FOLDER,
+    MASS,
+    ProbeResponse,
+    read_responses,
+    read_table,
+    step_file,
+    token_schema,
+)
 from megasharp.evals.result import EvalResult
 from megasharp.evals.result_files import load_result
 from megasharp.reporting.history import RunHistory
@@ -248,7 +257,7 @@ def _probe(
         for step in probed_steps(runs[number].folder):
             model = models.place.get((number, step))
             if model is not None and model not in tables:
-                tables[model] = read_table(step_file(runs[number].folder / FOLDER, step), SCHEMA)
+                tables[model] = read_table(step_file(runs[number].folder / FOLDER, step), token_schema())
     largest = max((float(np.max(table["entropy"].to_numpy())) for table in tables.values() if len(table)), default=1.0)
     width = _WIDTH * max(1, math.ceil(largest / (_BINS * _WIDTH)))
     edges = [rounded(width * place, 4) for place in range(_BINS + 1)]

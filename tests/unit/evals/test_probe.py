@@ -12,13 +12,13 @@ import torch
 from megasharp.common.errors import UserError
 from megasharp.common.records import Completion, FinishReason, SamplingParams
 from megasharp.evals.probe import (
-    SCHEMA,
     ProbeResponse,
     probe,
     read_responses,
     read_table,
     sample_responses,
     step_file,
+    token_schema,
     write_responses,
 )
 from megasharp.evals.suites import Suite, load_suite
@@ -92,7 +92,7 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     path = step_file(tmp_path, 1)
     path.write_text("no parquet")
     with pytest.raises(UserError, match="megasharp probe"):
-        read_table(path, SCHEMA)
+        read_table(path, token_schema())
 
 
 def test_the_same_problems_and_seeds_whatever_the_run() -> None:

@@ -15,13 +15,13 @@ from megasharp.common.errors import UserError
 from megasharp.common.records import FinishReason, Outcome, VersionSpan
 from megasharp.config.log import RolloutTablesConfig
 from megasharp.metrics.response_table import (
-    SCHEMA,
-    TOKENS_SCHEMA,
     TableRetention,
     TokenColumns,
     read_table,
     read_tokens,
+    response_schema,
     table_step,
+    token_schema,
     write_rollouts,
 )
 
@@ -92,7 +92,7 @@ def test_every_span_names_both_networks_versions(tmp_path, make_response, make_g
 def test_the_manual_names_every_column():
     page = (Path(__file__).parents[3] / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
     rows = page.split("## Every response")[1]
-    assert [name for name in (*SCHEMA.names, *TOKENS_SCHEMA.names) if f"`{name}`" not in rows] == []
+    assert [name for name in (*response_schema().names, *token_schema().names) if f"`{name}`" not in rows] == []
 
 
 def test_a_repeated_step_replaces_its_table(tmp_path, make_response, make_group):

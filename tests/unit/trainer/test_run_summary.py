@@ -23,11 +23,11 @@ from megasharp.evals.result_files import save
 from megasharp.evals.samples import ProblemResult
 from megasharp.evals.suites import Suite
 from megasharp.metrics.writers import read_metrics, rows_of, sampled_rows
+from megasharp.reporting import curves, passk
 from megasharp.reporting.history import goodput, read_run, suite_figures
 from megasharp.reporting.number_text import duration
 from megasharp.reporting.page.serve import read_page
 from megasharp.reporting.show import peak_of, screen, warnings
-from megasharp.trainer import run_summary
 from megasharp.trainer.run_summary import summarize_run
 from megasharp.trainer.step_log import AttemptTotals
 from tests.unit.reporting.report.page_runs import numbers
@@ -218,8 +218,8 @@ def test_the_end_of_a_long_run_reads_no_more_than_that_of_a_short_one(
     run: Stopped, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 20 MB of rows less than 4, and the figures are the same. Pictures are left out: they read fonts."""
-    monkeypatch.setattr(run_summary, "plot_pass_at_k", lambda _, path, *others: path)
-    monkeypatch.setattr(run_summary, "plot_training", lambda _, path, events: path)
+    monkeypatch.setattr(passk, "plot_pass_at_k", lambda _, path, *others: path)
+    monkeypatch.setattr(curves, "plot_training", lambda _, path, events: path)
     short = run.end()
     few = bytes_read(run.end)
     lengthen(run, 20_000)
