@@ -4,21 +4,25 @@ Later ones are ignored, so that everything is closed completely on the way out. 
 the end. `arrived` says afterwards whether one came, because libraries replace or drop an exception that they do not
 expect.
 
-SIGUSR1 (`save_heard`) means that time is nearly up: a run that receives it saves and ends. Another thread may also find
-that the run has failed (`fail`): its error is raised in the main thread like a signal's.
+SIGUSR1 (`save_heard`) means that time is nearly up: a run that receives it saves and ends. So does the SIGTERM that
+`ray job stop` sends to a job's driver. Another thread may also find that the run has failed (`fail`): its error is
+raised in the main thread like a signal's.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing import resource_tracker
 from types import FrameType, TracebackType
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SAVE = signal.SIGUSR1
+# Ray sets it for a job's entrypoint.
+_RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 # Wakes the main thread of a driver from a system call; in ranks it asks for stacks.
 _WAKE = signal.SIGUSR2
 # EX_TEMPFAIL of sysexits.h, a temporary failure: whoever started the command may start it again.
@@ -39,11 +43,11 @@ class Stopped(SystemExit):
 
 
 class SaveAsked(BaseException):
-    """SIGUSR1 has arrived: raised where nothing is lost by it, for a run that then saves and ends."""
+    """A request to save has arrived: raised where nothing is lost by it, for a run that then saves and ends."""
 
 
 class TimeIsUp(SystemExit):
-    """A run has saved because SIGUSR1 asked for it, and wants to be started again; exit code 75."""
+    """A run has saved because a signal asked for it, and wants to be started again; exit code 75."""
 
     def __init__(self, line: str) -> None:
         super().__init__(AGAIN)
@@ -57,7 +61,7 @@ class _State:
     """Signals that this process has received; `holds` counts the `held` sections that the main thread is in.
 
     `late`: the signal came while the command was closing after an error, so the error ended it. `waiting`: a signal or
-    failure came inside a `held` section. `save`: SIGUSR1 has arrived. `at_once`: the main thread is in an
+    failure came inside a `held` section. `save`: the signal that asked for a save. `at_once`: the main thread is in an
     `interruptible` section. `failure`: the error that another thread found.
     """
 
@@ -65,7 +69,7 @@ class _State:
     late: bool = False
     waiting: bool = False
     holds: int = 0
-    save: bool = False
+    save: signal.Signals | None = None
     at_once: bool = False
     failure: BaseException | None = None
 
@@ -170,39 +174,54 @@ def _wake(_: int, __: FrameType | None) -> None:
         raise _State.failure
 
 
-@contextmanager
-def save_heard() -> Iterator[None]:
-    """Take SIGUSR1 as a request to save inside the block; afterwards it is ignored, as the command is about to end.
+def save_numbers(*, ray: bool) -> tuple[signal.Signals, ...]:
+    """Return the signals that ask a run to save; `ray`: its ranks are Ray's processes.
 
-    Where the process that started this one has blocked the signal, it is unblocked.
+    Ray sends SIGTERM to all processes below the driver's, so ranks that are its children could not save.
     """
-    before = signal.signal(SAVE, _hear)
-    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {SAVE})
+    return (SAVE, signal.SIGTERM) if ray and _RAY_JOB in os.environ else (SAVE,)
+
+
+@contextmanager
+def save_heard(numbers: Sequence[signal.Signals] = (SAVE,)) -> Iterator[None]:
+    """Take these signals as a request to save inside the block; afterwards ignore them: the command is about to end.
+
+    Where the process that started this one has blocked them, they are unblocked.
+    """
+    before = {number: signal.signal(number, _hear) for number in numbers}
+    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
     try:
         yield
     finally:
-        # Threads that began inside would let it end the process, though the main thread holds it back again.
-        signal.signal(SAVE, signal.SIG_IGN if _State.save or before is signal.SIG_DFL else before)
+        for number, handler in before.items():
+            # Threads that began inside would let it end the process, though the main thread holds it back again.
+            ignored = _State.save is not None or handler is signal.SIG_DFL
+            signal.signal(number, signal.SIG_IGN if ignored else handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _hear(_: int, __: FrameType | None) -> None:
-    first = not _State.save
-    _State.save = True
+def _hear(number: int, _: FrameType | None) -> None:
+    first = _State.save is None
+    _State.save = _State.save or signal.Signals(number)
     # The first signal's interruption is still unwinding, which a second one must not cut short.
     if first and _State.at_once and not _State.holds:
         raise SaveAsked
 
 
+def save_asked() -> signal.Signals | None:
+    """Return the signal that asked for a save."""
+    return _State.save
+
+
 def check_save() -> None:
-    """Raise `SaveAsked` if SIGUSR1 has arrived."""
-    if _State.save:
+    """Raise `SaveAsked` if a request to save has arrived."""
+    if _State.save is not None:
         raise SaveAsked
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let SIGUSR1 raise `SaveAsked` at once inside: for long work that a resumed run does again."""
+    """Let a request to save raise `SaveAsked` at once inside: for long work that a resumed run does again."""
     check_save()
     _State.at_once = True
     try:

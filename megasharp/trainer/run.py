@@ -93,7 +93,8 @@ def _check_and_train(
     changes = check_resume(root, resolved.config, allowed) if resume else []
     for model in (resolved.model, *([resolved.memory.model] if resolved.memory else [])):
         check_content(model)
-    with signals.save_heard(), signals.ClosingStack() as stack:
+    numbers = signals.save_numbers(ray=resolved.config.cluster.backend == "ray")
+    with signals.save_heard(numbers), signals.ClosingStack() as stack:
         # Ranks, which write checkpoints and logs, may run in another folder.
         readers = resolved.config.log.readable_by
         folder = open_run(
@@ -245,7 +246,8 @@ class _Run:
                 self.saver.save(state.step, state.skipped_in_a_row, wait=True)
             self.saver.finish()
             saved = f"saved after step {state.step}; " if state.step > 0 else ""
-            raise signals.TimeIsUp(f"SIGUSR1: {saved}{_how_to_go_on(self.folder.root)}") from None
+            asked = signals.save_asked() or signals.SAVE
+            raise signals.TimeIsUp(f"{asked.name}: {saved}{_how_to_go_on(self.folder.root)}") from None
         self._sum_up(state.step)
 
     def _components(self) -> loop.Components:

@@ -28,7 +28,7 @@ def handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("late", False),
         ("waiting", False),
         ("holds", 0),
-        ("save", False),
+        ("save", None),
         ("at_once", False),
         ("failure", None),
     ):
@@ -210,6 +210,27 @@ def test_sampling_ends_at_once_when_a_save_is_asked_for() -> None:
             reached.append("what is held is finished")
         reached.append("never")
     assert reached == ["what is held is finished"]
+
+
+def test_sigterm_asks_the_driver_of_a_ray_job_for_a_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray sends it to all processes below the driver's, so ranks have to be Ray's."""
+    monkeypatch.delenv(signals._RAY_JOB, raising=False)
+    assert signals.save_numbers(ray=True) == (signal.SIGUSR1,)
+    monkeypatch.setenv(signals._RAY_JOB, "{}")
+    assert signals.save_numbers(ray=False) == (signal.SIGUSR1,)
+
+    def command() -> None:
+        with signals.save_heard(signals.save_numbers(ray=True)):
+            # Twice: from Ray, and from the parent of `--retries`.
+            send(signal.SIGTERM)
+            send(signal.SIGTERM)
+            with pytest.raises(signals.SaveAsked):
+                signals.check_save()
+            assert signals.save_asked() == signal.SIGTERM
+        send(signal.SIGTERM)  # Saved: what is left is closing.
+
+    run_command(command)
+    assert signals.arrived() is None
 
 
 def test_a_run_that_saved_is_to_be_started_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -211,7 +211,7 @@ def usr1_when(condition: threading.Event) -> Iterator[None]:
 def heard() -> Iterator[None]:
     with signals.save_heard():
         yield
-    signals._State.save = False
+    signals._State.save = None
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 
@@ -240,7 +240,7 @@ def test_a_step_that_a_save_cuts_short_loses_nothing_and_its_groups_are_not_samp
     with usr1_when(done), pytest.raises(signals.SaveAsked):
         first.collect(source, order(select=dropping(lambda n: n == 1), refill_rounds=2))
     assert pending(first) == list(range(source.taken)) and source.taken in (4, 5)
-    signals._State.save = False
+    signals._State.save = None
     other = StandInEngine(lambda _: QUICK)
     second = resumed(first, other, source, tmp_path / "c")
     found = second.collect(source, order(select=dropping(lambda n: n == 1), refill_rounds=2))
@@ -269,7 +269,7 @@ def test_what_is_in_flight_when_a_save_is_asked_for_is_ended_and_its_parts_go_on
     with usr1_when(begun), pytest.raises(signals.SaveAsked):
         first.collect(source, order())
     assert engine.running == set()
-    signals._State.save = False
+    signals._State.save = None
     other = StandInEngine(lambda _: QUICK)
     second = resumed(first, other, source, tmp_path / "c")
     found = second.collect(source, order(last=True))

@@ -130,7 +130,7 @@ def test_engines_are_idle_after_a_save_was_asked_for(make: Make) -> None:
             stand_ins.fleet.generate(prompts(5), SAMPLING)
     finally:
         sender.join()
-        signals._State.save = False
+        signals._State.save = None
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     found = stand_ins.command(0)
     assert found["held"] == 0 and len(found["generated"]) == 4, "the others were not sent"
