@@ -3,6 +3,7 @@
     python tools/bench_step.py --model qwen3-4b --random-init --tokens 8192                     # one GPU
     python tools/bench_step.py --model qwen3-8b --random-init --optimizer-offload --recompute full --head chunked
     python tools/bench_step.py --model qwen3-4b --random-init --fp8 hybrid                      # Transformer Engine
+    python tools/bench_step.py --model qwen3-4b --random-init --attention fa2                   # instead of the best
     torchrun --nproc-per-node 8 tools/bench_step.py --model qwen3-8b --random-init --tp 2       # several
     python tools/bench_step.py --model quickstart --dtype float32 --tokens 2048                 # a CPU
 
@@ -46,14 +47,23 @@ from megasharp.batching.packing import PackLayout, pack, row_multiple
 from megasharp.common.errors import UserError
 from megasharp.common.records import MicroBatch, ParallelLayout, StepBatch, StepStats, as_dtype
 from megasharp.common.records import Sequence as TrainSequence
-from megasharp.config.policy import Fp8Format, Fp8Recipe, HeadForm, PolicyConfig, Recompute, RecomputeModule, Wanted
+from megasharp.config.policy import (
+    AttentionName,
+    Fp8Format,
+    Fp8Recipe,
+    HeadForm,
+    PolicyConfig,
+    Recompute,
+    RecomputeModule,
+    Wanted,
+)
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.hf_folder import read_config
-from megasharp.learner import flash_varlen
 from megasharp.learner.layer_spec import uses_transformer_engine
 from megasharp.learner.learner import POLICY, LearnerSettings, Rank, RankLearner
 from megasharp.learner.parallel import device_of_rank, meet
 from megasharp.metrics.group_metrics import Diagnostics
+from megasharp.ops.attention_kernels import Kernels
 from megasharp.planner.formulas import packing_flops
 from megasharp.planner.records import GPUS, Gpu
 from megasharp.weight_sync.buckets import bucket_memory, buckets
@@ -82,6 +92,7 @@ class Setting:
     recompute_modules: tuple[RecomputeModule, ...]
     optimizer_offload: bool
     transformer_engine: Wanted
+    attention: AttentionName
     fp8: Fp8Format | None
     fp8_recipe: Fp8Recipe
     overlap: Wanted
@@ -121,7 +132,7 @@ def main() -> None:
         slowest = [over_ranks(row) for row in rows[setting.warm_up :]]
         peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
         if rank == 0:
-            tell(setting, architecture, batch, slowest, world, peak, modules(setting, architecture, device))
+            tell(setting, architecture, batch, slowest, world, peak, modules(setting, parts.kernels, device))
         parts.close()
     dist.destroy_process_group()
 
@@ -141,6 +152,7 @@ def policy_keys(setting: Setting) -> PolicyConfig:
         recompute_modules=list(setting.recompute_modules),
         head=setting.head,
         transformer_engine=setting.transformer_engine,
+        attention=setting.attention,
         fp8=setting.fp8,
         fp8_recipe=setting.fp8_recipe,
         overlap=setting.overlap,
@@ -246,13 +258,13 @@ def data_sheet(gpu: str) -> Gpu | None:
     return next((sheet for known, sheet in GPUS.items() if known in name), None)
 
 
-def modules(setting: Setting, architecture: Architecture, device: torch.device) -> dict[str, str]:
+def modules(setting: Setting, kernels: Kernels, device: torch.device) -> dict[str, str]:
     """Whose layers and which attention were measured."""
     engine = uses_transformer_engine(policy_keys(setting), device)
-    query = torch.empty(0, architecture.heads, architecture.head_dim, dtype=as_dtype(setting.dtype), device=device)
     return {
         "layer_spec": "Transformer Engine's" if engine else "Megatron's local",
-        "attention": "torch's variable-length kernels" if flash_varlen.supports(query) else "torch's, padded blocks",
+        "attention": kernels.name,
+        "attention_reason": kernels.reason,
     }
 
 
@@ -303,7 +315,7 @@ def tell(
     known = data_sheet(gpu)
     mfu = None if known is None else 100.0 * flops / medians["update"] / (known.flops * world)
     held = "optimizer's state on the host" if setting.optimizer_offload else ""
-    said = [f"{name.replace('_', ' ')} {value}" for name, value in shown_modules.items()]
+    said = [f"{name.replace('_', ' ')} {shown_modules[name]}" for name in ("layer_spec", "attention")]
     said += [f"recompute {' '.join(recomputed(setting))}", f"head {setting.head}"]
     said += [] if setting.fp8 is None else [f"FP8 {setting.fp8}"]
     other = why_no_bar(setting, gpu)
@@ -364,6 +376,7 @@ def variant(setting: Setting, world: int) -> list[str]:
         "optimizer on host": setting.optimizer_offload,
         f"fp8 {setting.fp8} {setting.fp8_recipe}": setting.fp8 is not None,
         f"transformer engine {setting.transformer_engine}": setting.transformer_engine != "auto" and not setting.fp8,
+        f"attention {setting.attention}": setting.attention != "auto",
         f"overlap {setting.overlap}": setting.overlap != "auto",
         f"{world} ranks": world > 1,
         " ".join(f"{name}{size}" for name, size in cuts.items() if size > 1): max(cuts.values()) > 1,
@@ -409,6 +422,9 @@ def arguments() -> Setting:
         "--optimizer-offload", action="store_true", help="its state on the host: 8B on one GPU needs it"
     )
     parser.add_argument("--transformer-engine", choices=WANTED, default="auto", help="whose layers")
+    parser.add_argument(
+        "--attention", default="auto", choices=["auto", "fa2", "fa3", "fa4", "te"], help="kernels, as policy.attention"
+    )
     parser.add_argument("--overlap", choices=WANTED, default="auto", help="of communication with computing")
     parser.add_argument("--fp8", choices=["hybrid", "e4m3"], default=None, help="by Transformer Engine")
     parser.add_argument("--fp8-recipe", choices=["tensorwise", "blockwise"], default="blockwise")

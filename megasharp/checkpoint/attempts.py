@@ -34,7 +34,8 @@ class AttemptRecord(Section):
     `from_step` is the step of the checkpoint it continued from (0: the beginning), `first_step` and `last_step` the
     steps it finished, null before the first. `ended`, `reason` and `exit_code` are null while an attempt runs, and
     stay so where it was killed. `gave_up`: the run ended itself, and would again. `saved_step` is the step of the last
-    checkpoint that it completed, 0 before the first, null in records of before 2026-11-24.
+    checkpoint that it completed, 0 before the first, null in records of before 2026-11-24. `attention` names the
+    kernels that the ranks took, null before they did and in records of before 2026-11-26.
     """
 
     started: float
@@ -52,6 +53,7 @@ class AttemptRecord(Section):
     pid: int = 0
     slurm_job_id: str | None = None
     slurm_restart_count: int | None = None
+    attention: str | None = None
 
 
 class AttemptLog:
@@ -81,6 +83,11 @@ class AttemptLog:
     def age(self) -> float:
         """Seconds since the attempt's start."""
         return self._now() - self.record.started
+
+    def attends(self, kernels: str) -> None:
+        """Record the kernels of attention."""
+        self._change(attention=kernels)
+        self._write()
 
     def resumed(self, step: int) -> None:
         """Record that the attempt continues after the checkpoint of `step`."""

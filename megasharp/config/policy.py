@@ -17,6 +17,7 @@ Fp8Format = Literal["hybrid", "e4m3"]
 Fp8Recipe = Literal["tensorwise", "blockwise"]
 OffloadedPart = Literal["weights", "gradients", "optimizer"]
 Wanted = Literal["auto"] | bool
+AttentionName = Literal["auto", "fa2", "fa3", "fa4", "te"]
 
 
 class ModelConfig(Section):
@@ -194,6 +195,14 @@ class PolicyConfig(Section):
         default="auto",
         description="Use of NVIDIA Transformer Engine layers. auto takes them on GPUs where the package is installed; "
         "true requires them; false uses Megatron's own layers. fp8 always uses them.",
+    )
+    attention: AttentionName = Field(
+        default="auto",
+        description="Kernels of attention on GPUs, in bfloat16. fa2: FlashAttention-2, torch's own. fa3: "
+        "FlashAttention-3, for Hopper. fa4: FlashAttention-4, for Blackwell (and Hopper). te: Transformer Engine's. "
+        "auto takes what is right for the card and installed, fa3 on Hopper and fa4 on Blackwell, and else fa2; it "
+        "tries them at the start, and says what it has taken and why. Another value ends the run where it cannot be "
+        "had. CPUs have attention of their own, and only auto.",
     )
     fp8: Fp8Format | None = Field(
         default=None,

@@ -2,7 +2,7 @@
 
 Megatron's own DotProductAttention refuses packed sequences. `PackedAttention` applies the rotary embedding at the rows'
 own positions, with grouped queries. A layer may have a window: then a query sees only that many positions, its own
-included. `attend` chooses between the two ways to compute the rest, flash attention and padded blocks.
+included. `attend` chooses between the ways to compute the rest: kernels for variable lengths, or padded blocks.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch.autograd.function import FunctionCtx
 
 from megasharp.learner import flash_varlen
 from megasharp.learner.context_parallel import all_rows
+from megasharp.learner.engine_attention import engine_attention
 from megasharp.learner.packed import PackedRows
 
 
@@ -71,8 +72,8 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class PackedAttention(torch.nn.Module):
     """Causal attention of [P, heads, head_dim] queries over [P, groups, head_dim] keys and values.
 
-    `layer_number` counts from 1 over the whole model; `windows` is the architecture's. The other arguments are those
-    that Megatron gives every core attention.
+    `layer_number` counts from 1 over the whole model; `windows` is the architecture's. `by_engine`: Transformer Engine
+    attends. The other arguments are those that Megatron gives every core attention.
     """
 
     def __init__(
@@ -83,11 +84,13 @@ class PackedAttention(torch.nn.Module):
         attention_type: str,
         softmax_scale: float | None = None,
         windows: tuple[int | None, ...] = (),
+        by_engine: bool = False,
         **unused: object,
     ) -> None:
         super().__init__()
         self.softmax_scale = softmax_scale
         self.window = windows[layer_number - 1] if windows else None
+        self.by_engine = by_engine
 
     def forward(
         self,
@@ -103,27 +106,36 @@ class PackedAttention(torch.nn.Module):
         rows = packed_seq_params
         assert rows is not None and rows.cos_PF is not None and rows.sin_PF is not None
         query, key = rotate(query, rows.cos_PF, rows.sin_PF), rotate(key, rows.cos_PF, rows.sin_PF)
-        return attend(query, key, value, rows, self.window, self.softmax_scale)
+        return attend(query, key, value, rows, self.window, self.softmax_scale, self.by_engine)
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, window: int | None, scale: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rows: PackedRows,
+    window: int | None,
+    scale: float | None,
+    by_engine: bool = False,
 ) -> Tensor:
     """Return [P, heads * head_dim], by the kernels for variable lengths where they can, else block by block.
 
     Queries [P, heads, head_dim], keys and values [P, groups, head_dim], rotated already; `scale` None is
     head_dim^-0.5. Blocks are torch's scaled-dot-product attention on similar runs, padded (see `block_plan`): on CPUs,
-    and in float32.
+    and in float32. `by_engine`: by Transformer Engine, and by nothing else.
     """
+    if by_engine:
+        (plan,) = rows.varlen_plans(window)
+        return engine_attention(query, key, value, plan, scale, rows.exchange)
     if flash_varlen.supports(query):
         varlen = rows.varlen_plans(window)
         return flash_varlen.varlen_attention(query, key, value, varlen, scale, rows.exchange).flatten(1)
     if rows.exchange is not None:
         key, value = all_rows(key, rows.exchange), all_rows(value, rows.exchange)
-    plan = rows.plan(window)
+    blocks = rows.plan(window)
     # Padded queries are computed, too, and dropped by `restore_P`.
     outputs = []
-    for block in plan.blocks:
+    for block in blocks.blocks:
         out = F.scaled_dot_product_attention(
             _gather(query, block.query_BQ, 1),
             _gather(key, block.key_BK, query.shape[1] // key.shape[1]),
@@ -134,7 +146,7 @@ def attend(
         )
         # [B, heads, Q, head_dim], padding included, to rows.
         outputs.append(out.transpose(1, 2).reshape(block.query_BQ.numel(), -1))
-    return torch.cat(outputs).index_select(0, plan.restore_P)
+    return torch.cat(outputs).index_select(0, blocks.restore_P)
 
 
 def _gather(x: Tensor, rows_BL: Tensor, repeat: int) -> Tensor:

@@ -18,7 +18,7 @@ With deterministic algorithms torch's backward fixes the order of its additions,
 
 The operators of `aten` are called, and not `torch.nn.attention.varlen.varlen_attn`: its arguments have changed from
 release to release (2.10 `is_causal`, later `window_size`, then `enable_gqa`), those of the operators below it have
-only grown behind the ones used here.
+only grown behind the ones used here. FlashAttention-2 computes them, or what `attention_setup` has put in its place.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from megasharp.common.records import Segments
 from megasharp.learner.block_plan import Spans, spans_of
 from megasharp.learner.context_parallel import ContextCut, Exchange
-
-# The kernels' own limits (arXiv 2307.08691; `mha_varlen_fwd` in torch's sources).
-_LARGEST_HEAD, _HEAD_MULTIPLE = 256, 8
+from megasharp.ops.attention_kernels import HEAD_MULTIPLE, LARGEST_HEAD
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,10 +59,13 @@ class VarlenPlan:
 
 
 def supports(query: Tensor) -> bool:
-    """Return whether the kernels can take such queries [P, heads, head_dim]."""
+    """Return whether the kernels can take such queries [P, heads, head_dim].
+
+    Of heads these are FlashAttention-2's limits (arXiv 2307.08691; `mha_varlen_fwd` in torch's sources).
+    """
     size = query.shape[-1]
     small = query.dtype in (torch.bfloat16, torch.float16)
-    return query.is_cuda and small and size <= _LARGEST_HEAD and size % _HEAD_MULTIPLE == 0
+    return query.is_cuda and small and size <= LARGEST_HEAD and size % HEAD_MULTIPLE == 0
 
 
 def varlen_plan(spans: Spans, num_rows: int, window: int | None, places_P: Tensor | None = None) -> VarlenPlan:
@@ -264,6 +265,38 @@ def _added(parts: Sequence[Tensor], rows: Sequence[Tensor | None], count: int) -
     return total
 
 
+class _GatheredContext(FunctionCtx):
+    """The attributes that forward leaves for backward."""
+
+    plan: VarlenPlan
+    exchange: Exchange | None
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _GatheredContext, x: Tensor, plan: VarlenPlan, exchange: Exchange | None) -> Tensor:
+        """Gather `x` [P, groups, head_dim] as planned: [K, groups, head_dim]."""
+        ctx.plan, ctx.exchange = plan, exchange
+        return _chosen(_of_all(x, exchange), plan.key_rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _GatheredContext, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient by `x`, of its shape and dtype, of one [K, groups, head_dim] that comes in."""
+        return _summed(gradients, [ctx.plan], ctx.exchange), None, None
+
+
+def gathered(x: Tensor, plan: VarlenPlan, exchange: Exchange | None) -> Tensor:
+    """Gather keys or values [P, groups, head_dim] as planned, [K, groups, head_dim], for attention by others' kernels.
+
+    Backward sums as `varlen_attention` does, in float32. No second derivatives.
+    """
+    if plan.key_rows is None and exchange is None:
+        return x
+    rows: Tensor = _Gathered.apply(x, plan, exchange)  # type: ignore[no-untyped-call]
+    return rows
+
+
 def flash_forward(
     query: Tensor, key: Tensor, value: Tensor, plan: VarlenPlan, scale: float | None
 ) -> tuple[Tensor, ...]:
@@ -313,6 +346,8 @@ def _is_causal(plan: VarlenPlan) -> bool:
 
 
 def _window(plan: VarlenPlan) -> dict[str, int]:
-    """Return the kernel's window: positions seen to the left and right of a query; -1 is no limit."""
-    left = -1 if plan.window is None else plan.window - 1
-    return {"window_size_left": left, "window_size_right": 0 if plan.causal else -1}
+    """Return the kernel's window: positions seen to the left and right of a query; nothing where there is no limit.
+
+    -1 would be no limit too, but to FA4 in torch 2.11, whose backward refuses every number.
+    """
+    return {} if plan.window is None else {"window_size_left": plan.window - 1, "window_size_right": 0}

@@ -254,11 +254,16 @@ def layers(
     chunk: int | None,
     adapted: Sequence[LoraTarget],
     transformer_engine: bool,
+    engine_attention: bool,
 ) -> TransformerBlockSubmodules:
-    """Return the spec of one chunk's layers, with our packed core attention and adapters on the `adapted` maps."""
+    """Return the spec of one chunk's layers, with our packed core attention and adapters on the `adapted` maps.
+
+    `transformer_engine`: the maps and norms are its own; `engine_attention`: packed attention calls its kernels.
+    """
     layer = _fused_layer(config, adapted) if transformer_engine else _local_layer(config)
     attention = layer.submodules.self_attention.submodules
-    attention.core_attention = ModuleSpec(module=PackedAttention, params={"windows": windows})
+    params = {"windows": windows, "by_engine": engine_attention}
+    attention.core_attention = ModuleSpec(module=PackedAttention, params=params)
     mlp = layer.submodules.mlp
     # An MLP's spec is a function with its arguments in megatron-core 0.19, a ModuleSpec before.
     maps = mlp.keywords["submodules"] if isinstance(mlp, partial) else mlp.submodules

@@ -39,6 +39,7 @@ from megasharp.config.policy import PolicyConfig
 from megasharp.convert.hf_folder import TensorView
 from megasharp.convert.lora import record_adapters
 from megasharp.convert.rope import rotary_frequencies
+from megasharp.learner.attention_setup import Shape, take_up
 from megasharp.learner.forward import MicroResult, Passes, StageTimers, token_inputs
 from megasharp.learner.layer_spec import uses_transformer_engine
 from megasharp.learner.model import build_chunks, sort_options, transformer_config
@@ -50,6 +51,7 @@ from megasharp.learner.replicas import Checksums, checksums
 from megasharp.learner.sharded_state import load_model, load_state, save_model, save_state
 from megasharp.learner.weights import export_stage, first_weights, weight_views
 from megasharp.metrics.group_metrics import Diagnostics, token_metrics
+from megasharp.ops.attention_kernels import Kernels
 from megasharp.ops.head import HeadOutput
 
 if TYPE_CHECKING:
@@ -110,7 +112,10 @@ class RankLearner:
     """A learner's part on this rank; `place` comes from `initialize`.
 
     Raises UserError where the model cannot be read, or the policy section asks for what this Python or model cannot do.
+    `kernels`: of attention, set by `Rank`, which takes them up for all learners of the process.
     """
+
+    kernels = Kernels("fa2", "none were taken up")
 
     def __init__(self, settings: LearnerSettings, place: Place, device: torch.device) -> None:
         self._settings = settings
@@ -126,7 +131,13 @@ class RankLearner:
                 )
                 engine = uses_transformer_engine(policy, device)
                 self._chunks = build_chunks(
-                    config, self._arch, self._place, policy.lora, settings.seed, transformer_engine=engine
+                    config,
+                    self._arch,
+                    self._place,
+                    policy.lora,
+                    settings.seed,
+                    transformer_engine=engine,
+                    engine_attention=policy.attention == "te",
                 )
                 for chunk in self._chunks:
                     chunk.to(device)
@@ -172,6 +183,13 @@ class RankLearner:
     def device(self) -> torch.device:
         """The device of this rank's weights."""
         return self._device
+
+    @property
+    def attention_shape(self) -> Shape:
+        """This rank's part of the model's attention."""
+        arch, tp = self._arch, self._settings.layout.tp
+        window = self._settings.response_window
+        return Shape(arch.heads // tp, arch.kv_heads // tp, arch.head_dim, arch.smallest_window, window)
 
     def _on_device(self) -> AbstractContextManager[None]:
         return megatron_device(self._device)
@@ -346,6 +364,11 @@ class RankLearner:
         return nullcontext() if self._reference is None else self._reference.in_place()
 
 
+def kernels_of(learner: RankLearner) -> Kernels:
+    """Return the kernels of attention on this rank."""
+    return learner.kernels
+
+
 def _finish(
     recipe: Recipe,
     denominators: Denominators,
@@ -397,7 +420,10 @@ def _join_steps(stats: Sequence[StepStats]) -> StepStats:
 
 
 class Rank:
-    """Builds this rank's learners by name, all in the policy's layout; torch.distributed must be initialised."""
+    """Builds this rank's learners by name, all in the policy's layout; torch.distributed must be initialised.
+
+    `kernels`: of attention, of all of them.
+    """
 
     def __init__(self, settings: Mapping[str, LearnerSettings], device: torch.device) -> None:
         policy = settings[POLICY]
@@ -408,6 +434,10 @@ class Rank:
         with megatron_device(device):
             place = initialize(policy.layout, policy.seed)
         self.learners = {name: RankLearner(own, place, device) for name, own in settings.items()}
+        shapes = [learner.attention_shape for learner in self.learners.values()]
+        self.kernels = take_up(policy.policy.attention, shapes, policy.dtype, device, policy.deterministic)
+        for learner in self.learners.values():
+            learner.kernels = self.kernels
 
     def close(self) -> None:
         """Forget the parallel groups."""

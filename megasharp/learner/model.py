@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import get_type_hints
 
 import torch
@@ -18,12 +19,13 @@ from megatron.core.tensor_parallel import (
     set_tensor_model_parallel_attributes,
 )
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import ParallelLayout
 from megasharp.config.mistakes import shown
-from megasharp.config.policy import LoraConfig, LoraTarget, PolicyConfig
+from megasharp.config.policy import LoraConfig, PolicyConfig
 from megasharp.convert.architecture import Architecture, RopeParameters
 from megasharp.convert.mapping import padded_vocab
 from megasharp.learner.layer_spec import attach, layers
@@ -214,16 +216,18 @@ def build_chunks(
     lora: LoraConfig | None = None,
     seed: int = 0,
     transformer_engine: bool = False,
+    engine_attention: bool = False,
 ) -> list[GPTModel]:
     """Build this rank's part, weights not yet filled: one chunk of layers, or one per virtual stage.
 
     With `lora` only the adapters require gradients; `seed` is that of their initial values. `transformer_engine`: take
-    its modules instead of Megatron's own.
+    its modules instead of Megatron's own; `engine_attention`: take its attention.
     """
     virtual = config.virtual_pipeline_model_parallel_size
     adapted = lora.targets if lora else ()
     numbers = range(virtual) if virtual else [None]
-    chunks = [_build_chunk(config, arch, place, number, adapted, transformer_engine) for number in numbers]
+    spec = partial(layers, adapted=adapted, transformer_engine=transformer_engine, engine_attention=engine_attention)
+    chunks = [_build_chunk(config, arch, place, number, spec) for number in numbers]
     if lora is not None:
         for chunk in chunks:
             attach(chunk, lora, arch, place, seed)
@@ -235,13 +239,12 @@ def _build_chunk(
     arch: Architecture,
     place: Place,
     chunk: int | None,
-    adapted: Sequence[LoraTarget],
-    transformer_engine: bool,
+    spec: Callable[[TransformerConfig, tuple[int | None, ...], int | None], TransformerBlockSubmodules],
 ) -> GPTModel:
     last = None if chunk is None else config.virtual_pipeline_model_parallel_size - 1
     model = GPTModel(
         config,
-        layers(config, arch.windows, chunk, adapted, transformer_engine),
+        spec(config, arch.windows, chunk),
         vocab_size=padded_vocab(arch.vocab, config.tensor_model_parallel_size),
         max_sequence_length=arch.max_positions,
         pre_process=place.first_stage and chunk in (None, 0),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from megasharp.checkpoint.attempts import AttemptLog
+from megasharp.checkpoint.attempts import AttemptLog, read_attempts
 from megasharp.checkpoint.manifest import Inputs
 from megasharp.checkpoint.run_folder import RunFolder
 from megasharp.common.exit_codes import Say
@@ -76,6 +76,7 @@ def assemble(
         stack.callback(serving.close)
         learners = make_learners(resolved, placement, folder.logs)
         stack.callback(learners.policy.close)
+        tell_attention(learners, folder, attempt, say)
     prompts = restore(resolved, checkpoints, learners, clock)
     rollouts = continue_rollouts(serving, judge, checkpoints, prompts, inputs, say)
     # All that was saved has been read under this configuration, so from here on it is the run's own.
@@ -94,6 +95,21 @@ def assemble(
         phases=phases,
         sync=sync,
     )
+
+
+def tell_attention(learners: Learners, folder: RunFolder, attempt: AttemptLog, say: Say) -> None:
+    """Record the kernels of attention; say on GPUs which they are, and anywhere that they have changed."""
+    kernels = learners.policy.attention()
+    before = [record.attention for record in read_attempts(folder.logs).values() if record is not None]
+    last = next((name for name in reversed(before) if name is not None), kernels.name)
+    attempt.attends(kernels.name)
+    if kernels.name != "blocks" or last != kernels.name:
+        say(f"attention: {kernels}")
+    if last != kernels.name:
+        say(
+            f"attention was {last} in the attempt before: from here on steps round differently, and agree with what "
+            "they would have been to bfloat16's precision, not bit for bit"
+        )
 
 
 def watch_over(

@@ -91,6 +91,7 @@ def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = (), rem
     decay = config.policy.optimizer.decay
     notes = {} if decay == "constant" else {"steps": f" (the {decay} decay of the learning rate ends there)"}
     notes["rollout.allow_length_bias"] = " (with oversample and max_staleness 0, steps train on what is sampled first)"
+    notes["policy.attention"] = " (kernels round differently: curves go on, bits are not reproduced)"
     notes |= dict.fromkeys(_RETENTION, " (the tables that are there are kept or removed by it too)")
     return [
         f"changed since the last attempt: {key}: {before.get(key)!r} -> {now.get(key)!r}{notes.get(key, '')}"

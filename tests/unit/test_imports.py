@@ -30,7 +30,7 @@ LIBRARIES = {
     "convert": {"torch", "transformers", "safetensors", "tokenizers", "pydantic"},
     "evals": {"torch", "numpy", "pydantic", "pandas", "pyarrow"},
     "jobs": set(),
-    "learner": {"pydantic", "torch", "megatron", "transformer_engine", "apex", "transformers"},
+    "learner": {"pydantic", "torch", "megatron", "transformer_engine", "flash_attn", "apex", "transformers"},
     "learner/ranks": {"torch"},
     "metrics": {
         *("torch", "numpy", "pandas", "pyarrow", "psutil", "pydantic_core", "rich"),

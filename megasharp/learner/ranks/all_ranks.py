@@ -27,8 +27,9 @@ from megasharp.batching.packing import PackLayout, pack
 from megasharp.common.files import FileHash
 from megasharp.common.records import Group, Mean, Metrics, MiniBatch, Sampled, StepBatch, StepStats
 from megasharp.common.records import Sequence as TrainSequence
-from megasharp.learner.learner import POLICY, Annotation, LearnerSettings, Rank, RankLearner, add_metrics
+from megasharp.learner.learner import POLICY, Annotation, LearnerSettings, Rank, RankLearner, add_metrics, kernels_of
 from megasharp.learner.parallel import meet
+from megasharp.ops.attention_kernels import Kernels
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -100,6 +101,10 @@ class RanksLearner:
     def __init__(self, ranks: Ranks, name: str = POLICY) -> None:
         self._ranks = ranks
         self._name = name
+
+    def attention(self) -> Kernels:
+        """Return the kernels of attention, which are the same on all ranks."""
+        return self.call(kernels_of)[0]
 
     def annotate(self, batch: StepBatch, needs: Needs) -> StepBatch:
         """Return the batch with the log-probs and entropies that `needs` asks for, float32 [T] each; else the batch."""

@@ -26,6 +26,7 @@ from megasharp.tasks.problems import prompt_of
 from megasharp.tasks.sets.row_sources import commit_read
 from megasharp.tasks.stream import TokenizedPrompts, tokenize_prompts
 from megasharp.tasks.tokenizer import TextTokenizer, load_tokenizer
+from megasharp.trainer.resolve.attention import check_attention
 from megasharp.trainer.resolve.derived import derived
 from megasharp.trainer.resolve.devices import device_of
 from megasharp.trainer.resolve.engine_settings import (
@@ -225,6 +226,7 @@ def _open_memory(
             f"{config.model.path} one of {policy.vocab}: DLC subtracts logits, so they must be the same"
         )
     check_precision(config, architecture, where)
+    check_attention(config, architecture, where, here=True, response_window=need.window)
     if need.window is not None:
         _check_memory_window(config, need.window, model, architecture, where)
     if config.policy.lora is not None and isinstance(need.network.lr, str):
@@ -281,6 +283,7 @@ def check_precision_keys(config: RunConfig, architecture: Architecture, where: s
         raise UserError(f"{where}: policy.recompute_modules names one twice")
     if policy.recompute == "selective" and not policy.recompute_modules:
         raise UserError(f"{where}: policy.recompute_modules is empty; name one, or set policy.recompute=none")
+    check_attention(config, architecture, where, here=False)
     if policy.fp8 is not None:
         _check_fp8(config, architecture, f"{where}: policy.fp8={policy.fp8}")
     elif policy.transformer_engine is True and device_of(config) != "cuda":
@@ -288,9 +291,10 @@ def check_precision_keys(config: RunConfig, architecture: Architecture, where: s
 
 
 def check_precision(config: RunConfig, architecture: Architecture, where: str) -> None:
-    """Raise UserError as `check_precision_keys`, and where this Python lacks Transformer Engine."""
+    """Raise UserError as `check_precision_keys`, and where this Python lacks what is asked for."""
     policy = config.policy
     check_precision_keys(config, architecture, where)
+    check_attention(config, architecture, where, here=True)
     if policy.fp8 is not None or policy.transformer_engine is True:
         # Imported here: Megatron takes seconds to import.
         from megasharp.learner.layer_spec import require_transformer_engine

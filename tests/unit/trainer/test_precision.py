@@ -48,6 +48,17 @@ def test_defaults_need_nothing() -> None:
         ({"fp8": "e4m3", "device": "cpu"}, "bfloat16", "needs a GPU"),
         ({"fp8": "e4m3", "transformer_engine": False}, "bfloat16", "transformer_engine=false leaves out"),
         ({"fp8": "e4m3", "device": "cuda", "tp": 4}, "bfloat16", "ffn size 96 of m over tp 4 is no multiple of 16"),
+        (
+            {"attention": "fa3", "device": "cpu"},
+            "bfloat16",
+            "it needs a GPU; set policy.device=cuda, or leave",
+        ),
+        ({"attention": "fa2", "device": "cuda"}, "float32", "its kernels take no float32; set model.dtype=bfloat16"),
+        (
+            {"attention": "fa3", "device": "cuda"},
+            "bfloat16",
+            "needs flash_attn_3 .*which this Python has not, or",
+        ),
     ],
 )
 def test_refusals(policy: dict[str, Any], dtype: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
