@@ -9,18 +9,24 @@ ifdef TORCH_INDEX_URL
 TORCH_INDEX := --index-url $(TORCH_INDEX_URL)
 endif
 
+# The GPU environments are for this Python alone.
+GPU_PYTHON ?= python3.12
+TRAINER := .venv-gpu
+ENGINES := .venv-engines
+
 FLEET := .venv-fleet
 FLEET_PIP := $(FLEET)/bin/python -m pip --disable-pip-version-check
 FLEET_SET := megasharp/rollout/sglang/engine/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart install fleet lint format test test-unit test-long test-due test-resume docs docs-serve wheel bench clean
+.PHONY: help venv quickstart install fleet gpu lint format test test-unit test-long test-due test-resume docs docs-serve wheel bench clean
 
 # A target with two hashes is listed.
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo "  TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu takes torch without CUDA; PYTHON=python3.12 picks a Python"
+	@echo "  TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu takes torch without CUDA; PYTHON=python3.12 picks a Python,"
+	@echo "  GPU_PYTHON=/path/to/python3.12 that of make gpu"
 
 # setuptools warns that the working directory may shadow an editable package; here it is the package.
 AS_EDITABLE := PYTHONWARNINGS='ignore:Editable installation'
@@ -57,6 +63,16 @@ $(FLEET)/.built: pyproject.toml $(FLEET_SET)
 	$(AS_EDITABLE) $(FLEET_PIP) install -q --no-deps --no-build-isolation -e .
 	@touch $@
 
+# The trainer's and the engines' Python on a machine with GPUs, from the locks in requirements/.
+gpu $(TRAINER)/.built $(ENGINES)/.built: export PYTHON = $(GPU_PYTHON)
+$(TRAINER)/.built: requirements/trainer.txt requirements/trainer-apart.txt tools/gpu_environment.sh
+	tools/gpu_environment.sh trainer $(TRAINER)
+	@touch $@
+
+$(ENGINES)/.built: requirements/engines.txt requirements/engines-apart.txt tools/gpu_environment.sh
+	tools/gpu_environment.sh engines $(ENGINES)
+	@touch $@
+
 venv: $(VENV)/.base ## install megasharp into .venv
 
 quickstart: $(VENV)/.base ## install, then train the quickstart's model (three to four minutes on two idle cores)
@@ -65,6 +81,8 @@ quickstart: $(VENV)/.base ## install, then train the quickstart's model (three t
 install: $(VENV)/.test ## install into .venv with all that development needs
 
 fleet: $(VENV)/.base $(FLEET)/.built ## build .venv-fleet: SGLang's engines on a CPU machine
+
+gpu: $(TRAINER)/.built $(ENGINES)/.built ## build .venv-gpu, the trainer, and .venv-engines, SGLang, for CUDA 13
 
 lint: $(VENV)/.test ## check style, types, and the files that GitHub reads
 	$(BIN)/ruff check .
@@ -126,4 +144,4 @@ bench: $(VENV)/.bench ## measure a step, beside TRL's, and its scaling
 	$(BIN)/python tools/bench_scaling.py
 
 clean: ## remove environments, reports and builds; runs stay
-	rm -rf $(VENV) $(FLEET) .reports build dist site *.egg-info
+	rm -rf $(VENV) $(FLEET) $(TRAINER) $(ENGINES) .reports build dist site *.egg-info

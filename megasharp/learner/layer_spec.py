@@ -235,8 +235,7 @@ def require_transformer_engine(key: str, otherwise: str) -> None:
     """Raise UserError, in one line from `key` to what to do `otherwise`, where Transformer Engine is not installed."""
     if not transformer_engine_is_there():
         raise UserError(
-            f"{key} needs Transformer Engine, which this Python has not: pip install "
-            f"'transformer-engine[pytorch,core_cu13]', or {otherwise}"
+            f"{key} needs Transformer Engine, which this Python has not: use that of `make gpu`, or {otherwise}"
         )
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import locks as locks_of
 import yaml
 
 from megasharp import __version__
+from megasharp.rollout.sglang.engine.check import PINNED
 
 REPOSITORY = Path(__file__).parents[2]
 MAKEFILE = (REPOSITORY / "Makefile").read_text()
@@ -52,6 +54,16 @@ def test_targets_that_pages_name_exist() -> None:
         target for line in re.findall(r"^([a-z][a-z -]*):", MAKEFILE, flags=re.MULTILINE) for target in line.split()
     }
     assert named and {(page, target) for page, target in named if target not in rules} == set()
+
+
+def test_both_gpu_environments_have_one_torch_and_the_sglang_that_is_needed() -> None:
+    """They share GPUs' memory and weights; the trainer's versions are those that the tests ran with."""
+    locks = {one.name: locks_of.pins(one.lock.read_text()) for one in locks_of.ENVIRONMENTS}
+    tested = locks_of.pins((REPOSITORY / "constraints.txt").read_text())
+    assert locks["engines"]["sglang"] == PINNED
+    assert locks["trainer"]["torch"] == locks["engines"]["torch"] == tested["torch"]
+    assert locks["trainer"]["nvidia-nccl-cu13"] == locks["engines"]["nvidia-nccl-cu13"], "they form groups together"
+    assert {name for name in locks["trainer"].keys() & tested.keys() if locks["trainer"][name] != tested[name]} == set()
 
 
 def test_a_version_is_the_packages() -> None:
