@@ -485,6 +485,11 @@ class ParallelLayout:
         return self.dp * self.tp * self.pp * self.cp
 
     @property
+    def splits_tensors(self) -> bool:
+        """True where ranks exchange activations inside a layer."""
+        return self.tp > 1 or self.cp > 1
+
+    @property
     def shards(self) -> int:
         """Number of ranks that share the optimizer's state."""
         return self.dp * self.cp

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -27,6 +28,7 @@ from megasharp.trainer.resolve.engine_settings import (
     check_room,
     choose_transport,
     fleet_settings,
+    group_variables,
     longest,
     ranks_beside,
 )
@@ -136,6 +138,7 @@ class FleetServing:
         config = resolved.config
         memory, window = (resolved.memory.model, resolved.memory.window) if resolved.memory else (None, None)
         settings = fleet_settings(config, resolved.model, memory, logs, window)
+        settings = replace(settings, variables=group_variables(config))
         self._resolved = resolved
         self._placement = placement
         self._folder = folder

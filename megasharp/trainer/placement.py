@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from megasharp.common.group_environment import compute_capability, in_order, keep_to
 from megasharp.common.watchdog import There
 from megasharp.learner.learner import POLICY, LearnerSettings
 from megasharp.learner.parallel import device_of_rank
@@ -18,7 +19,7 @@ from megasharp.rollout.sglang.client.fleet import LocalStarter
 from megasharp.rollout.sglang.client.launch import EngineHandle, FleetSettings, launch
 from megasharp.rollout.sglang.client.members import Starter
 from megasharp.trainer.resolve.devices import check_enough, check_names, cpu_threads, device_of, gpus_here
-from megasharp.trainer.resolve.engine_settings import cluster_layout
+from megasharp.trainer.resolve.engine_settings import cluster_layout, group_variables
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
 
 if TYPE_CHECKING:
@@ -85,16 +86,19 @@ class LocalPlacement:
 
     def ranks(self, settings: Mapping[str, LearnerSettings], device: torch.device, logs: Path) -> Ranks:
         """Start ranks as child processes; a single rank is this process."""
-        world = settings[POLICY].layout.world
-        if world == 1:
-            # Engines may join a group of this process, and gloo otherwise takes the address of the machine's name.
-            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-                os.environ.setdefault(name, "lo")
+        config, layout = self._resolved.config, settings[POLICY].layout
+        variables = group_variables(config)
+        if layout.world == 1:
+            # Engines may join a group of this process.
+            os.environ.update(variables)
+            keep_to("lo")
             return OneRank(settings, device_of_rank(device, 0))
         from megasharp.learner.ranks.processes import ProcessRanks
 
-        threads = cpu_threads(self._resolved.architecture, world, self._resolved.config.deterministic)
-        return ProcessRanks(settings, device, logs, threads)
+        if device.type == "cuda":
+            variables |= in_order(layout.splits_tensors, compute_capability(), os.environ)
+        threads = cpu_threads(self._resolved.architecture, layout.world, config.deterministic)
+        return ProcessRanks(settings, device, logs, threads, variables)
 
     def engines(self, settings: FleetSettings) -> list[EngineHandle]:
         """Start engines in process groups of their own."""
@@ -137,9 +141,9 @@ class RayPlacement:
         """Start an actor for each rank."""
         from megasharp.cluster.ray_runtime.ranks import RayRanks
 
-        world, deterministic = settings[POLICY].layout.world, self._resolved.config.deterministic
-        threads = cpu_threads(self._resolved.architecture, world, deterministic)
-        return RayRanks(settings, device, self._slots, logs, threads)
+        config, world = self._resolved.config, settings[POLICY].layout.world
+        threads = cpu_threads(self._resolved.architecture, world, config.deterministic)
+        return RayRanks(settings, device, self._slots, logs, threads, group_variables(config))
 
     def engines(self, settings: FleetSettings) -> list[EngineHandle]:
         """Start an actor for each engine, which starts it on its node."""

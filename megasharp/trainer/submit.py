@@ -33,8 +33,6 @@ from megasharp.trainer.resolve.engine_settings import (
     engines_on_a_node,
 )
 
-# Megatron overlaps communication with computation in order only where the device has one queue (TP before Blackwell).
-_ON_GPUS = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 # A run saves a checkpoint in this time, an evaluation only ends its engines.
 _LEAD_S, _LEAD_OF_AN_EVALUATION_S = 600, 60
 
@@ -136,7 +134,7 @@ def make_job(asked: Asked, config: RunConfig) -> Job:
         software=Software(python, asked.container, [*asked.mounts, *(cache_mounts() if caches else ())]),
         restarts=asked.restarts,
         doctor=_doctor(asked) if (bool(gpus) if asked.doctor is None else asked.doctor) else (),
-        environment={**(_ON_GPUS if gpus else {}), **(job_variables() if caches else {})},
+        environment=job_variables() if caches else {},
         umask=UMASK[config.log.readable_by],
     )
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megasharp.algos.base import Needs
+from megasharp.common.group_environment import as_set
 from megasharp.common.records import ParallelLayout
 from megasharp.config.policy import OffloadedPart, PolicyConfig
 from megasharp.learner.learner import MEMORY, POLICY, LearnerSettings, RankLearner
@@ -40,6 +41,11 @@ def learner_settings(layout: ParallelLayout, offload: Sequence[OffloadedPart] = 
         )
         for name, folder in FOLDERS.items()
     }
+
+
+def variables_here(part: RankLearner) -> dict[str, str | None]:
+    """The rank's own variables that NCCL's groups with engines depend on."""
+    return as_set(os.environ)
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +16,11 @@ from typing import Any
 
 import psutil
 import pytest
-from learners import CPU, FOLDERS, REPOSITORY, die_at, interrupt, learner_settings, scale
+from learners import CPU, FOLDERS, REPOSITORY, die_at, interrupt, learner_settings, scale, variables_here
 from waiting import HANG_S, SOON_S
 
 from megasharp.common.errors import RankDied, UserError
+from megasharp.common.group_environment import CUMEM, NVLS, as_set, shared_with_engines
 from megasharp.common.records import GenerateRequest, ParallelLayout, SamplingParams
 from megasharp.config.policy import OffloadedPart
 from megasharp.config.rollout import RolloutConfig, SyncConfig
@@ -31,6 +32,7 @@ from megasharp.rollout.sglang.client.api import EngineApi, Refused
 from megasharp.rollout.sglang.client.fleet import Fleet, FleetOptions, Sleeper, start_fleet
 from megasharp.rollout.sglang.client.launch import FleetSettings
 from megasharp.rollout.sglang.client.members import WatchSettings
+from megasharp.rollout.sglang.identity import VARIABLES
 from megasharp.rollout.sglang.shared_weights import parse_loan
 from megasharp.weight_sync import broadcast
 from megasharp.weight_sync.colocation import Colocated
@@ -49,7 +51,9 @@ LIMIT_S = 8.0
 
 
 @contextmanager
-def running(folder: Path, engines: int = 2, tp: int = 1, sleep: bool = False) -> Iterator[tuple[Fleet, list[str]]]:
+def running(
+    folder: Path, engines: int = 2, tp: int = 1, sleep: bool = False, variables: Mapping[str, str] | None = None
+) -> Iterator[tuple[Fleet, list[str]]]:
     settings = FleetSettings(
         python=REPOSITORY / ".venv-fleet" / "bin" / "python",
         model=FOLDERS[POLICY],
@@ -59,6 +63,7 @@ def running(folder: Path, engines: int = 2, tp: int = 1, sleep: bool = False) ->
             engines=engines, tp=tp, restarts=0, sglang={"max_total_tokens": 4096, "max_running_requests": 16}
         ),
         sleep=sleep,
+        variables=variables or {},
         start_limit_s=HANG_S,
     )
     told: list[str] = []
@@ -135,6 +140,25 @@ def test_every_transport_brings_every_tensor_to_every_engine(
                 assert fleet.version == version
             samples(fleet, version)
             versions["memory"] = pushing.memory_version
+
+
+def variables_of(fleet: Fleet) -> list[object]:
+    """What the engines' servers have of the variables that NCCL's groups depend on, once SGLang has set its own."""
+    return [(member.process.api.identity(HANG_S) or {})[VARIABLES] for member in fleet.members.alive()]
+
+
+def test_ranks_and_engines_of_one_group_have_the_same_variables(fleet: Fleet, tmp_path: Path) -> None:
+    """By default what SGLang sets itself, which ranks are given too; otherwise what the run decides, in all of them."""
+    assert variables_of(fleet) == [shared_with_engines({}, {})] * 2
+    shared = shared_with_engines({}, {CUMEM: "1", NVLS: "2"})
+    ranks = ProcessRanks(learner_settings(LAYOUTS["tp2"]), CPU, tmp_path / "ranks", variables=shared)
+    try:
+        assert ranks.call(POLICY, variables_here) == [shared] * 2
+        assert as_set(os.environ) == {CUMEM: None, NVLS: None}, "the driver's own environment is as it was"
+    finally:
+        ranks.close()
+    with running(tmp_path, engines=1, variables=shared) as (other, _):
+        assert variables_of(other) == [shared]
 
 
 def test_a_rank_killed_in_the_middle_of_a_push(fleet: Fleet, versions: dict[str, int], tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ LIGHT = (
 # The files that many processes live on: each imports the standard library alone.
 BARE = (
     *("errors", "files", "signals", "stack_dumps", "watchdog", "supervisor"),
-    *("exit_codes", "formats", "output", "parent_death", "terminal"),
+    *("exit_codes", "formats", "group_environment", "output", "parent_death", "terminal"),
 )
 # The process that judging workers are forked from imports its program and the pickled factory of verifiers.
 WORKERS_PARENT = ("megasharp.tasks.sandbox.worker", "megasharp.tasks.table", "megasharp.tasks.sandbox.bubblewrap")

@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import write_below
+from megasharp.common.group_environment import keep_to
 from megasharp.common.stack_dumps import write_stacks_on_signal
 from megasharp.learner.learner import POLICY, LearnerSettings, Rank, RankLearner
 from megasharp.learner.parallel import COLLECTIVE_TIMEOUT, meet
@@ -148,9 +149,7 @@ class RankActor:
         redirect_output(str(facts.log))
         write_stacks_on_signal(facts.rank, facts.log, str(ray.get_runtime_context().get_node_id()))
         torch.set_num_threads(facts.threads)
-        interface = interface_of(facts.address)
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(name, interface)
+        keep_to(interface_of(facts.address))
 
     @_answered
     def host(self, world: int) -> int:

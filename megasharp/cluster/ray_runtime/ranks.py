@@ -6,10 +6,12 @@ death of a rank within seconds, not after a collective's timeout. Whichever happ
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
@@ -19,8 +21,10 @@ from torch import Tensor
 
 from megasharp.cluster.ray_runtime.process_environment import usable
 from megasharp.cluster.ray_runtime.rank_actor import Joiner, RankActor, RankFacts
-from megasharp.cluster.ray_runtime.slots import Slots, end_actors
+from megasharp.cluster.ray_runtime.slots import Seat, Slots, end_actors
 from megasharp.common.errors import RankDied, UserError, one_line
+from megasharp.common.group_environment import in_order
+from megasharp.common.records import ParallelLayout
 from megasharp.learner.learner import POLICY, LearnerSettings, RankLearner
 from megasharp.learner.parallel import device_of_rank
 from megasharp.learner.ranks.processes import Failed, Returned
@@ -41,8 +45,8 @@ _Answer = Returned | Failed | None
 class RayRanks:
     """Satisfies `Ranks`. The actors end with this object, with their slots, and with the driver.
 
-    `device` is "cpu" or "cuda"; `threads` is the number of CPU threads of each rank. Logs are `log_folder`/rank_i.log
-    on each rank's own node.
+    `device` is "cpu" or "cuda"; `threads` is the number of CPU threads of each rank, `variables` what its environment
+    gets. Logs are `log_folder`/rank_i.log on each rank's own node.
     """
 
     def __init__(
@@ -52,9 +56,11 @@ class RayRanks:
         slots: Slots,
         log_folder: Path,
         threads: int = 1,
+        variables: Mapping[str, str] = MappingProxyType({}),
         start_limit_s: float = 600.0,
     ) -> None:
-        world = settings[POLICY].layout.world
+        layout = settings[POLICY].layout
+        world = layout.world
         assert slots.layout.world == world, "the layout was made for another number of ranks"
         self._log_folder = log_folder.absolute()
         seats = [slots.layout.of_rank(rank) for rank in range(world)]
@@ -63,7 +69,10 @@ class RayRanks:
         facts = [
             RankFacts(rank, slots.seats[seat].node, own, self._log(rank), threads) for rank, seat in enumerate(seats)
         ]
-        self._actors = [slots.actor(RankActor, seat, fact) for seat, fact in zip(seats, facts, strict=True)]
+        self._actors = [
+            slots.actor(RankActor, seat, fact, variables={**variables, **_in_order(layout, slots.seats[seat])})
+            for seat, fact in zip(seats, facts, strict=True)
+        ]
         deadline = time.monotonic() + start_limit_s
         try:
             self._collect({rank: actor.prepare.remote() for rank, actor in enumerate(self._actors)}, "start", deadline)
@@ -171,6 +180,10 @@ class RayRanks:
     def _kill(self) -> None:
         actors, self._actors = self._actors, []
         end_actors(actors, _SHUTDOWN_S)
+
+
+def _in_order(layout: ParallelLayout, seat: Seat) -> dict[str, str]:
+    return in_order(layout.splits_tensors, seat.capability, os.environ)
 
 
 def _arrived(pending: Mapping[int, Any], limit: float) -> dict[int, Any]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from megasharp.cluster.ray_runtime.process_environment import usable
 from megasharp.cluster.ray_runtime.slot_layout import Layout
 from megasharp.common.errors import RunFailed, UserError
+from megasharp.common.group_environment import compute_capability
 
 _WHOLE = 1.0
 # A rank and an engine share a slot in turn; Ray has to find both places free at once.
@@ -19,10 +21,14 @@ _SHARED = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """The place of a slot: its node's address in the cluster, and its GPU there (None on a CPU)."""
+    """The place of a slot: its node's address in the cluster, its GPU there and that one's compute capability.
+
+    Both are None on a CPU.
+    """
 
     node: str
     gpu: str | None = None
+    capability: tuple[int, int] | None = None
 
 
 class Slots:
@@ -33,11 +39,16 @@ class Slots:
         self.seats = tuple(seats)
         self._groups = list(groups)
 
-    def actor(self, kind: type, slot: int, *args: object) -> Any:
-        """Start an actor of class `kind` in a slot; return Ray's handle at once."""
+    def actor(self, kind: type, slot: int, *args: object, variables: Mapping[str, str] = MappingProxyType({})) -> Any:
+        """Start an actor of class `kind` in a slot; return Ray's handle at once.
+
+        `variables` are in its environment before it imports anything.
+        """
         import ray
 
         options = _options(self.layout, self._groups, slot)
+        if variables:
+            options["runtime_env"] = {"env_vars": dict(variables)}
         return ray.remote(kind).options(max_restarts=0, **options).remote(*args)
 
     def close(self) -> None:
@@ -105,29 +116,32 @@ def _seats(layout: Layout, groups: Sequence[Any], deadline: float) -> list[Seat]
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     nodes = [placement_group_table(group)["bundles_to_node_id"] for group in groups]
     places = [_bundle(layout, slot) for slot in range(len(layout.slots))]
-    gpus = _gpus(layout, groups, deadline) if layout.gpu else [None] * len(places)
-    return [Seat(addresses[nodes[group][index]], gpu) for (group, index), gpu in zip(places, gpus, strict=True)]
+    here: Sequence[_Gpu] = _gpus(layout, groups, deadline) if layout.gpu else [(None, None)] * len(places)
+    return [Seat(addresses[nodes[group][index]], *gpu) for (group, index), gpu in zip(places, here, strict=True)]
 
 
-def _gpus(layout: Layout, groups: Sequence[Any], deadline: float) -> list[str]:
+_Gpu = tuple[str | None, tuple[int, int] | None]
+
+
+def _gpus(layout: Layout, groups: Sequence[Any], deadline: float) -> list[_Gpu]:
     """Ask in every slot: an engine's process needs the GPUs of slots that its actor does not sit in."""
     import ray
 
     ask = ray.remote(_gpu_here)
     refs = [ask.options(**_options(layout, groups, slot)).remote() for slot in range(len(layout.slots))]
     try:
-        names: list[str] = ray.get(refs, timeout=max(1.0, deadline - time.monotonic()))
+        gpus: list[_Gpu] = ray.get(refs, timeout=max(1.0, deadline - time.monotonic()))
     except ray.exceptions.GetTimeoutError as error:
         raise RunFailed("Ray's nodes did not say in time which GPUs they gave us; look at `ray status`") from error
-    if not all(name.isdecimal() for name in names):
+    if not all(name is not None and name.isdecimal() for name, _ in gpus):
         raise UserError("Ray names its GPUs by UUID; start its nodes with CUDA_VISIBLE_DEVICES unset or as numbers")
-    return names
+    return gpus
 
 
-def _gpu_here() -> str:
+def _gpu_here() -> _Gpu:
     import ray
 
-    return str(ray.get_runtime_context().get_accelerator_ids()["GPU"][0])
+    return str(ray.get_runtime_context().get_accelerator_ids()["GPU"][0]), compute_capability()
 
 
 def _remove(groups: Sequence[Any]) -> None:

@@ -1,6 +1,6 @@
 """Ray on one node of a job: its servers as a child of this process, the first node's first.
 
-The network is found, not configured: the address by which the other nodes reach this one, and the InfiniBand adapters
+The network is found, not configured: the address by which the other nodes reach this one, and the adapters for RDMA
 that are up. `MEGASHARP_INTERFACE` (a name) or `MEGASHARP_SUBNET` (as 10.1.0.0/16) overrule it, and so does any variable
 of gloo or NCCL that is set already. Nodes exchange two files in the attempt's folder, which all of them see: the
 address of the first node's Ray (`head`), and the word that all have joined it (`ready`).
@@ -25,6 +25,7 @@ import psutil
 from megasharp.cluster.ray_runtime.process_environment import object_store_bytes, server_environment
 from megasharp.common.errors import UserError
 from megasharp.common.files import Scratch, parent_for_sockets, write_text
+from megasharp.common.group_environment import interface_variables
 from megasharp.common.parent_death import ended_with_parent
 
 INTERFACE, SUBNET = "MEGASHARP_INTERFACE", "MEGASHARP_SUBNET"
@@ -104,16 +105,34 @@ def _listed(here: Sequence[Interface]) -> str:
 
 
 def adapters(folder: Path = _INFINIBAND) -> list[str]:
-    """List InfiniBand adapters with an active port, as NCCL_IB_HCA names them; of several speeds the fastest ones."""
-    rates: dict[str, float] = {}
-    for state in sorted(folder.glob("*/ports/*/state")):
-        if "ACTIVE" in _text(state):
-            name = f"{state.parts[-4]}:{state.parts[-2]}"
-            # The kernel writes "400 Gb/sec (4X NDR)".
-            rate = (_text(state.with_name("rate")).split(maxsplit=1) or ["0"])[0]
-            rates[name] = float(rate) if rate.replace(".", "", 1).isdigit() else 0.0
-    best = max(rates.values(), default=0.0)
-    return [name for name, rate in rates.items() if rate == best]
+    """List the adapters that NCCL is to use, as NCCL_IB_HCA names them: of one link layer and one speed, never mixed.
+
+    The fastest active InfiniBand ports; where there is none, the fastest of RDMA over Ethernet (RoCE), whose GID NCCL
+    chooses itself from 2.21 on. Ethernet beside InfiniBand is a node's way to its storage.
+    """
+    ports = [_port(state) for state in sorted(folder.glob("*/ports/*/state")) if "ACTIVE" in _text(state)]
+    of_one_kind = [port for port in ports if port.infiniband] or ports
+    best = max((port.rate for port in of_one_kind), default=0.0)
+    return [port.name for port in of_one_kind if port.rate == best]
+
+
+@dataclass(frozen=True, slots=True)
+class _Port:
+    """An adapter's port, in NCCL's words, and its Gbit/s."""
+
+    name: str
+    infiniband: bool
+    rate: float
+
+
+def _port(state: Path) -> _Port:
+    # The kernel writes "400 Gb/sec (4X NDR)".
+    rate = (_text(state.with_name("rate")).split(maxsplit=1) or ["0"])[0]
+    return _Port(
+        name=f"{state.parts[-4]}:{state.parts[-2]}",
+        infiniband=_text(state.with_name("link_layer")).strip() == "InfiniBand",
+        rate=float(rate) if rate.replace(".", "", 1).isdigit() else 0.0,
+    )
 
 
 def _text(file: Path) -> str:
@@ -125,7 +144,7 @@ def _text(file: Path) -> str:
 
 def variables(interface: Interface, hcas: Sequence[str]) -> dict[str, str]:
     """Return the variables for gloo and NCCL that are not set already."""
-    found = {"GLOO_SOCKET_IFNAME": interface.name, "NCCL_SOCKET_IFNAME": f"={interface.name}"}
+    found = interface_variables(interface.name)
     if hcas:
         found["NCCL_IB_HCA"] = "=" + ",".join(hcas)
     return {name: value for name, value in found.items() if name not in os.environ}

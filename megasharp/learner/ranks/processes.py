@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import torch
@@ -31,6 +32,7 @@ from torch._C._distributed_c10d import FileStore
 from megasharp.common import signals
 from megasharp.common.errors import RankDied, UserError, one_line
 from megasharp.common.files import Scratch
+from megasharp.common.group_environment import keep_to
 from megasharp.common.parent_death import end_with_parent
 from megasharp.common.stack_dumps import STOPPED, state_of, write_stacks_on_signal
 from megasharp.learner.learner import POLICY, LearnerSettings, Rank, RankLearner
@@ -42,13 +44,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """Facts of one rank: number, device, file of the process group's store, log, CPU threads."""
+    """Facts of one rank: number, device, file of the process group's store, log, CPU threads, environment variables."""
 
     rank: int
     device: torch.device
     store: str
     log: str
     threads: int
+    variables: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +101,9 @@ def serve(worker: WorkerSettings, settings: Mapping[str, LearnerSettings], conne
     redirect_output(worker.log)
     write_stacks_on_signal(worker.rank, Path(worker.log))
     torch.set_num_threads(worker.threads)
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        os.environ.setdefault(name, "lo")
+    # One that was forked has the environment of the process that it was forked from.
+    os.environ.update(worker.variables)
+    keep_to("lo")
     try:
         world = settings[POLICY].layout.world
         store = FileStore(worker.store, world)
@@ -152,13 +156,19 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 class ProcessRanks:
     """Satisfies `Ranks`. Children end with this object or with this process, whichever ends first.
 
-    `threads` is the number of CPU threads of each rank.
+    `threads` is the number of CPU threads of each rank, `variables` what its environment gets from its start on.
     """
 
     def __init__(
-        self, settings: Mapping[str, LearnerSettings], device: torch.device, log_folder: Path, threads: int = 1
+        self,
+        settings: Mapping[str, LearnerSettings],
+        device: torch.device,
+        log_folder: Path,
+        threads: int = 1,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._log_folder = log_folder
+        self._variables = dict(variables)
         self._meeting = Scratch("megasharp-ranks-")
         self._connections: list[Connection] = []
         self._processes: list[BaseProcess] = []
@@ -182,12 +192,13 @@ class ProcessRanks:
             store=str(self._meeting.path / "store"),
             log=str(self._log_folder / f"rank_{rank}.log"),
             threads=threads,
+            variables=self._variables,
         )
         # Ranks write checkpoints through processes of their own, which daemons may not have.
         process = context.Process(target=serve, args=(worker, settings, theirs), name=f"megasharp rank {rank}")
         # A process that runs and is not known here would not be ended.
         with signals.held():
-            with _safe_path(), signals.kept_from_children():
+            with _environment(self._variables), signals.kept_from_children():
                 process.start()
             self._connections.append(ours)
             self._processes.append(process)
@@ -312,16 +323,18 @@ def _context(device: torch.device) -> SpawnContext | ForkServerContext:
 
 
 @contextlib.contextmanager
-def _safe_path() -> Iterator[None]:
-    """Keep children that start inside from importing modules of the folder where the user happens to be.
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Give children that start inside these variables, and no modules of the folder where the user happens to be.
 
     Until they have this process's own path, Python would look there first, for its own modules too.
     """
-    before = os.environ.get(_SAFE_PATH)
-    os.environ[_SAFE_PATH] = "1"
+    inside = {**variables, _SAFE_PATH: "1"}
+    before = {name: os.environ.get(name) for name in inside}
+    os.environ.update(inside)
     try:
         yield
     finally:
-        del os.environ[_SAFE_PATH]
-        if before is not None:
-            os.environ[_SAFE_PATH] = before
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value

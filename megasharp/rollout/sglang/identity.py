@@ -12,6 +12,8 @@ from typing import Any
 KEY_VARIABLE = "MEGASHARP_ENGINE_KEY"
 # Its place in what an engine says of itself.
 FIELD = "megasharp"
+# In it, the environment variables that NCCL's groups depend on; of the run, those that it needs to be equal.
+VARIABLES = "variables"
 # Keys of a config.json that do not change what a network computes; its numbers are pushed in the engines' own dtype.
 _NO_MATTER = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
 _NAMED = 3
@@ -57,6 +59,10 @@ def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | Non
     for name in ("memory_window", "device", "dtype", "tp", "deterministic"):
         if found.get(name) != wanted[name]:
             return f"its {name} is {json.dumps(found.get(name))}, and the run's {json.dumps(wanted[name])}"
+    theirs, ours = found.get(VARIABLES) or {}, wanted.get(VARIABLES) or {}
+    for name in sorted(ours):
+        if theirs.get(name) != ours[name]:
+            return f"its {name} is {theirs.get(name)} and the run's {ours[name]}: start both with {name}={ours[name]}"
     return None
 
 

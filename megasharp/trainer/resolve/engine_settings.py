@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from megasharp.cluster.ray_runtime.slot_layout import Layout, Needs, make_layout
 from megasharp.common.errors import UserError
+from megasharp.common.group_environment import shared_with_engines
 from megasharp.config.rollout import Transport
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.model_folder import ModelFolder
@@ -206,6 +208,16 @@ def engines_on_a_node(config: RunConfig, where: str, gpus: int | None = None) ->
             "lower rollout.tp"
         )
     return there // config.rollout.tp
+
+
+def group_variables(config: RunConfig) -> dict[str, str]:
+    """Return the variables that ranks and engines must both have; empty where they are in no group of NCCL's.
+
+    The driver's environment decides for all nodes: what was set on one of them only would part it from the others.
+    """
+    if choose_transport(config, "sync") != "nccl":
+        return {}
+    return shared_with_engines(config.rollout.sglang, os.environ)
 
 
 def fleet_settings(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from statistics import median
 
+from megasharp.common.group_environment import OVERRULING, compute_capability, out_of_order, overruled
 from megasharp.convert.lora import trained_parameters
 from megasharp.planner.memory import run_text, runs_of_layers
 from megasharp.trainer.resolve.devices import device_of
 from megasharp.trainer.resolve.engine_python import engine_python
-from megasharp.trainer.resolve.engine_settings import choose_transport
+from megasharp.trainer.resolve.engine_settings import choose_transport, group_variables
 from megasharp.trainer.resolve.prompt_format import (
     left_out_note,
     prompt_differences,
@@ -147,7 +149,29 @@ def _notes(resolved: ResolvedRun) -> list[str]:
         *(f"note       recipe.{name} is set, but no method of the recipe reads it" for name in tables),
         *(f"note       recipe.schedule: the run ends before what follows step {until}" for until in beyond),
         *(f"note       data.stages: the run ends before what follows step {until}" for until in longer),
+        *(f"note       {text}" for text in environment_notes(resolved)),
     ]
+
+
+def environment_notes(resolved: ResolvedRun) -> list[str]:
+    """Return notes on variables of the user's environment that cost speed, or that another key overrules."""
+    config, notes = resolved.config, []
+    if device_of(config) == "cuda":
+        queues = out_of_order(resolved.layout.splits_tensors, compute_capability(), os.environ)
+        if queues is not None:
+            notes.append(
+                f"CUDA_DEVICE_MAX_CONNECTIONS={queues} is kept, but on this GPU tensor- and context-parallel "
+                "collectives are hidden behind products only with 1; unset it"
+            )
+    if group_variables(config):
+        flags = config.rollout.sglang
+        asked = " and ".join(f"rollout.sglang.{name}" for name in OVERRULING if flags.get(name))
+        notes += [
+            f"{given} of the environment does not count: {asked} sets the other value in engines, and ranks that share "
+            "a group with them need the same"
+            for given in overruled(flags, os.environ)
+        ]
+    return notes
 
 
 def _processes(resolved: ResolvedRun) -> str:

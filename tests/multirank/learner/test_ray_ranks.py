@@ -89,7 +89,7 @@ def test_actors_do_what_child_processes_do(folder: str, slots: Slots, tmp_path: 
     children = ProcessRanks(values(folder), CPU, tmp_path / "children")
     want, want_weights = two_steps(children)
     children.close()
-    actors = RayRanks(values(folder), CPU, slots, tmp_path / "actors")
+    actors = RayRanks(values(folder), CPU, slots, tmp_path / "actors", variables={"NCCL_CUMEM_ENABLE": "0"})
     got, got_weights = two_steps(actors)
     for ours, theirs in zip(got, want, strict=True):
         assert ours.loss == pytest.approx(theirs.loss, rel=1e-6)
@@ -99,6 +99,8 @@ def test_actors_do_what_child_processes_do(folder: str, slots: Slots, tmp_path: 
         torch.testing.assert_close(got_weights[name], weight, rtol=1e-6, atol=1e-7)
     assert actors.call(POLICY, isinstance, RankLearner) == [True, True]
     processes = [psutil.Process(pid) for pid in actors.process_ids()]
+    # From before their first import: a library may ask CUDA or NCCL when it is imported.
+    assert [process.environ()["NCCL_CUMEM_ENABLE"] for process in processes] == ["0", "0"]
     with pytest.raises(RankDied, match=r"rank [01] failed in len: .*has no len"):
         actors.call(POLICY, len)
     assert "TypeError" in "".join(path.read_text() for path in (tmp_path / "actors").iterdir())

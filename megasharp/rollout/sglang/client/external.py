@@ -20,7 +20,7 @@ from megasharp.common.errors import UserError
 from megasharp.rollout.sglang.client.api import EngineApi, EngineFailed
 from megasharp.rollout.sglang.client.launch import EngineHandle, FleetSettings
 from megasharp.rollout.sglang.client.members import Starter, Starting
-from megasharp.rollout.sglang.identity import KEY_VARIABLE, difference, identity
+from megasharp.rollout.sglang.identity import KEY_VARIABLE, VARIABLES, difference, identity
 
 _ANSWER_S = 10.0
 _AGAIN_S = 2.0
@@ -110,7 +110,7 @@ class ExternalEngine:
 def own_identity(settings: FleetSettings) -> dict[str, Any]:
     """Describe the engines that a run starts, as `identity` has it. Raises UserError for an unreadable model."""
     try:
-        return identity(
+        said = identity(
             model=settings.model,
             memory=settings.memory,
             memory_window=settings.memory_window,
@@ -119,6 +119,7 @@ def own_identity(settings: FleetSettings) -> dict[str, Any]:
             tp=settings.rollout.tp,
             deterministic=settings.deterministic,
         )
+        return {**said, VARIABLES: dict(settings.variables)}
     except (OSError, ValueError) as error:
         raise UserError(f"{settings.model}: its config.json cannot be read: {error}") from error
 

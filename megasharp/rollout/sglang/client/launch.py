@@ -28,6 +28,7 @@ from typing import IO, Protocol
 from megasharp.common import signals
 from megasharp.common.errors import RunFailed, UserError
 from megasharp.common.files import SHARED_MEMORY, Scratch, parent_for_sockets, private, remove_abandoned
+from megasharp.common.group_environment import keep_to
 from megasharp.config.rollout import RolloutConfig
 from megasharp.rollout.sglang.client import child
 from megasharp.rollout.sglang.client.api import EngineApi, EngineFailed
@@ -162,7 +163,7 @@ class FleetSettings:
     with `engines` and `sglang` as resolved for this fleet; `python` is the path for its key of that name. `gpus[i]` are
     CUDA's names of the GPUs that engine `i` sees, none on a CPU. With `sleep` engines can give their device's memory to
     the learner and take it back. Logs are `log_folder`/engine_0.log and so on. `command` is what an engine's process
-    runs after its Python; the engine's config file is appended.
+    runs after its Python; the engine's config file is appended. `variables` are in its environment.
     """
 
     python: Path
@@ -176,6 +177,7 @@ class FleetSettings:
     deterministic: bool = False
     sleep: bool = False
     gpus: Sequence[Sequence[str]] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
     start_limit_s: float = 600.0
     command: Sequence[str] = ("-m", ENGINE_MODULE)
 
@@ -336,10 +338,9 @@ def environment(
     kept["PYTHONSAFEPATH"] = "1"
     # Compiled kernels are kept between runs, so they must not be in an engine's temporary folder.
     kept.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")))
+    kept |= settings.variables
     if address == LOOPBACK:
-        # Otherwise gloo listens at the address of the machine's name, wherever that leads, and NCCL at the first found.
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            kept.setdefault(name, "lo")
+        keep_to("lo", kept)
     if settings.device == "cpu":
         # With more threads than free cores GNU OpenMP spins: decoding fell from 440 to 18 tokens/s.
         kept["OMP_NUM_THREADS"] = "1"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import metadata
 
 from megasharp.common.errors import UserError
+from megasharp.common.group_environment import compute_capability
 from megasharp.rollout.sglang.engine.engine_config import (
     EngineConfig,
     check_config,
@@ -76,7 +77,7 @@ def check(config: EngineConfig) -> None:
     For a process that then ends: SGLang cannot be used in it afterwards.
     """
     check_installed(config.device)
-    check_config(config)
+    check_config(config, None if config.device == "cpu" else compute_capability())
     skip_the_packages_own_imports()
     check_flags(config, installed_flags())
     check_build(config.device)

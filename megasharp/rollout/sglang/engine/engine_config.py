@@ -33,6 +33,13 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from megasharp.common.errors import UserError
+from megasharp.rollout.sglang.engine.attention_backends import (
+    ATTENTION_KEYS,
+    Capability,
+    check_attention,
+    check_kernels,
+    default_attention,
+)
 from megasharp.rollout.sglang.identity import KEY_VARIABLE, identity
 
 _VARIABLE = "MEGASHARP_ENGINE"
@@ -114,10 +121,6 @@ def skip_the_packages_own_imports() -> None:
 
 
 COMPOSITES = {"Qwen2ForCausalLM": "Qwen2WithMemory", "Qwen3ForCausalLM": "Qwen3WithMemory"}
-# Number of the memory's query heads that each attention back-end accepts, compared with the policy's.
-_ANY, _NOT_MORE, _EQUAL = "any number of", "not more", "as many"
-ATTENTION_KEYS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
-_BACKENDS = {"torch_native": _ANY, "fa3": _ANY, "triton": _NOT_MORE, "flashinfer": _EQUAL}
 
 
 def check_pair(policy: Any, memory: Any, tp: int) -> None:
@@ -156,28 +159,6 @@ def kv_repeats(policy: Any, memory: Any, tp: int) -> int:
             f"policy's {ours}; take a memory network with {ours} key-value heads"
         )
     return ours // theirs
-
-
-def check_attention(kernels: Any, policy: Any, memory: Any) -> None:
-    """Raises UserError where SGLang's attention back-end plans with the policy's heads in a way that the memory breaks.
-
-    `kernels` has each of `ATTENTION_KEYS`; None where SGLang has not chosen yet, or another one counts.
-    """
-    ours, theirs = policy.num_attention_heads, memory.num_attention_heads
-    for name in ATTENTION_KEYS:
-        backend = getattr(kernels, name)
-        if backend is None:
-            continue
-        rule = _BACKENDS.get(backend)
-        if rule is None:
-            raise UserError(
-                f"sglang.{name} {backend} is not known to serve a memory network; use {', '.join(_BACKENDS)}"
-            )
-        if (rule == _EQUAL and theirs != ours) or (rule == _NOT_MORE and theirs > ours):
-            raise UserError(
-                f"sglang.{name} {backend} needs {rule} query heads in the memory network ({theirs}) "
-                f"{'as' if rule == _EQUAL else 'than'} in the policy ({ours}); use fa3"
-            )
 
 
 def _check_network(whose: str, config: Any, tp: int) -> None:
@@ -317,8 +298,8 @@ class EngineConfig:
         """True where the weights are gone when the engine wakes."""
         return self.sleep and self.device != "cpu" and not self.sglang.get("enable_weights_cpu_backup")
 
-    def server_args(self) -> dict[str, Any]:
-        """Keyword arguments of SGLang's ServerArgs."""
+    def server_args(self, capability: Capability | None = None) -> dict[str, Any]:
+        """Keyword arguments of SGLang's ServerArgs, for a GPU of this compute capability."""
         args: dict[str, Any] = {
             "model_path": self.model,
             "host": self.host,
@@ -350,6 +331,8 @@ class EngineConfig:
                 args["radix_cache_backend"] = PROMPT_CACHE
             if self.device != "cpu":
                 args["cuda_graph_max_bs_decode"] = self._rows()
+                attention = default_attention(_model_config(self.model), _model_config(self.memory), capability)
+                args |= {} if attention is None else {"attention_backend": attention}
         return args | dict(self.sglang)
 
     def _rows(self) -> int:
@@ -395,8 +378,11 @@ def read_config(path: Path) -> EngineConfig:
     return EngineConfig(**raw)
 
 
-def check_config(config: EngineConfig) -> None:
-    """Raises UserError for what cannot be served, or must not, the `sglang` table left aside."""
+def check_config(config: EngineConfig, capability: Capability | None = None) -> None:
+    """Raises UserError for what cannot be served, or must not, the names in the `sglang` table left aside.
+
+    `capability` is that of the GPU; None where it is not known.
+    """
     check_host(config.host)
     if not config.api_key:
         raise UserError(f"an engine takes requests with a key only; set api_key, or {KEY_VARIABLE} in the environment")
@@ -407,8 +393,10 @@ def check_config(config: EngineConfig) -> None:
             raise UserError(f"{folder} is no model: it has no config.json")
     if config.device == "cpu":
         _check_cpu(config)
-    elif config.sleep:
-        _check_sleep(config)
+    else:
+        check_kernels(config.sglang, capability)
+        if config.sleep:
+            _check_sleep(config)
     if config.memory_window is not None and (config.memory is None or config.memory_window < 1):
         raise UserError(f"memory_window is {config.memory_window}: it is that of a memory network, and at least 1")
     if config.memory_window is not None and config.device != "cpu":
@@ -417,7 +405,7 @@ def check_config(config: EngineConfig) -> None:
             "no prompt beside a window in some layers alone; leave it out"
         )
     if config.memory is not None:
-        _check_memory(config, config.memory)
+        _check_memory(config, config.memory, capability)
 
 
 def check_flags(config: EngineConfig, flags: Mapping[str, Flag]) -> None:
@@ -499,11 +487,11 @@ def _check_sleep(config: EngineConfig) -> None:
         raise UserError("sleep is refused with sglang.weight_cache_mode: the weights are another process's")
 
 
-def _check_memory(config: EngineConfig, memory: str) -> None:
+def _check_memory(config: EngineConfig, memory: str, capability: Capability | None) -> None:
     policy_config, memory_config = _model_config(config.model), _model_config(memory)
     check_pair(policy_config, memory_config, config.tp)
     chosen = {name: config.sglang.get(name) for name in ATTENTION_KEYS}
-    check_attention(SimpleNamespace(**chosen), policy_config, memory_config)
+    check_attention(SimpleNamespace(**chosen), policy_config, memory_config, capability)
     if config.sglang.get("disable_prefill_cuda_graph") is False:
         reason = _REFUSED_WITH_MEMORY["cuda_graph_backend_prefill"]
         raise UserError(f"sglang.disable_prefill_cuda_graph False is refused: {reason}")

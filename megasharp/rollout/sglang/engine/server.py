@@ -7,6 +7,7 @@ import os
 import socket
 from typing import Any
 
+from megasharp.common.group_environment import compute_capability, keep_to
 from megasharp.rollout.sglang.engine import lifeline
 from megasharp.rollout.sglang.engine.check import PLATFORM_NAME, check_build, check_installed
 from megasharp.rollout.sglang.engine.engine_config import (
@@ -33,11 +34,11 @@ define_missing_ops()
 def serve(config: EngineConfig) -> None:
     """Serve until SIGTERM. Raises UserError for what is refused before SGLang starts."""
     check_installed(config.device)
-    check_config(config)
+    # Before SGLang's first import, and by NVML: CUDA must not begin before its variables are set.
+    capability = None if config.device == "cpu" else compute_capability()
+    check_config(config, capability)
     if ipaddress.ip_address(socket.gethostbyname(config.host)).is_loopback:
-        # Otherwise gloo listens at the address of the machine's name, wherever that leads, and NCCL at the first found.
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(name, "lo")
+        keep_to("lo")
     prepare(config.settings(), config.device, config.tp)
     check_flags(config, installed_flags())
     check_build(config.device)
@@ -48,7 +49,7 @@ def serve(config: EngineConfig) -> None:
     server_patches.apply(Sleep(able=config.sleep, loses_weights=config.loses_weights), config.identity())
     with held_port() as meeting:
         sglang_internals.launch_server(
-            sglang_internals.ServerArgs(**{"nccl_port": meeting, **config.server_args()}),
+            sglang_internals.ServerArgs(**{"nccl_port": meeting, **config.server_args(capability)}),
             run_scheduler_process_func=run_scheduler,
             run_detokenizer_process_func=run_detokenizer,
             launch_callback=lambda: print(f"READY http://{config.host}:{config.port}", flush=True),

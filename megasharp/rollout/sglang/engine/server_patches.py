@@ -10,14 +10,16 @@ it, so that one which waited, for a pause to end or for its tokens, is stopped a
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
+from megasharp.common.group_environment import as_set
 from megasharp.rollout.sglang.engine import sglang_internals
 from megasharp.rollout.sglang.engine.sleeping import Sleep
-from megasharp.rollout.sglang.identity import FIELD
+from megasharp.rollout.sglang.identity import FIELD, VARIABLES
 
 _IDLE_LIMIT_S = 5.0
 _POLL_S = 0.05
@@ -46,7 +48,8 @@ def _tell_identity(manager: Any, said: Mapping[str, Any]) -> None:
 
     async def with_identity(self: Any) -> Any:
         first, *others = await states(self)
-        return [{**first, FIELD: said}, *others]
+        # SGLang has set its own by now.
+        return [{**first, FIELD: {**said, VARIABLES: as_set(os.environ)}}, *others]
 
     manager.get_internal_state = with_identity
 

@@ -25,7 +25,6 @@ def _job(name: str, run_file: str, nodes: int, software: Software) -> Job:
         software=software,
         doctor=run,
         environment={
-            "CUDA_DEVICE_MAX_CONNECTIONS": "1",
             "HF_HUB_OFFLINE": "1",
             "HF_HOME": _CACHE,
             "HF_HUB_CACHE": f"{_CACHE}/hub",

@@ -23,7 +23,7 @@ JOB = Job(
     folder=Path("/home/me"),
     resources=ASKED,
     software=Software("/opt/venv/bin/python"),
-    environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+    environment={"HF_HUB_OFFLINE": "1"},
 )
 
 

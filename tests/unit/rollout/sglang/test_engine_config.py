@@ -166,6 +166,52 @@ def test_attention_of_unequal_heads(keys: dict[str, Any]) -> None:
     check({**keys, "device": "cuda", "sglang": {"attention_backend": "fa3"}})
 
 
+@each_case(
+    ("capability", "heads", "expected"),
+    [
+        (None, 4, None),
+        ((9, 0), 8, None),
+        ((10, 0), 4, "flashinfer"),
+        ((10, 3), 2, "triton"),
+        ((12, 0), 4, "flashinfer"),
+    ],
+)
+def test_attention_of_a_memory_network_by_gpu(
+    keys: dict[str, Any], capability: tuple[int, int] | None, heads: int, expected: str | None
+) -> None:
+    """What SGLang would choose on B200, trtllm_mha, serves no memory network."""
+    model(Path(keys["memory"]), num_attention_heads=heads)
+    config = EngineConfig(**{**keys, "device": "cuda"})
+    check_config(config, capability)
+    assert config.server_args(capability).get("attention_backend") == expected
+    own = EngineConfig(**{**keys, "device": "cuda", "sglang": {"attention_backend": "triton"}})
+    assert own.server_args(capability)["attention_backend"] == "triton"
+    alone = EngineConfig(**{**keys, "device": "cuda", "memory": None})
+    assert "attention_backend" not in alone.server_args(capability), "without a memory network SGLang's choice stands"
+
+
+@each_case(
+    ("changes", "words"),
+    [
+        ({"sglang": {"attention_backend": "fa3"}}, r"fa3 has no kernels for .*capability 10\.0\); use flashinfer"),
+        (
+            {"memory": None, "sglang": {"decode_attention_backend": "fa3"}},
+            "decode_attention_backend fa3 has no kernels",
+        ),
+        ({"sglang": {"attention_backend": "trtllm_mha"}}, "trtllm_mha is not known .*; use flashinfer or triton$"),
+    ],
+)
+def test_back_ends_that_blackwell_lacks_name_the_one_that_works(
+    keys: dict[str, Any], changes: dict[str, Any], words: str
+) -> None:
+    config = EngineConfig(**{**keys, "device": "cuda", **changes})
+    with pytest.raises(UserError, match=words):
+        check_config(config, (10, 0))
+    model(Path(keys["memory"]), num_attention_heads=8)
+    with pytest.raises(UserError, match=r"only fa3 serves more .* take a memory network with at most 4"):
+        check_config(EngineConfig(**{**keys, "device": "cuda"}), (10, 0))
+
+
 def test_sleep(keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)

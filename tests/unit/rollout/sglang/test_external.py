@@ -31,7 +31,7 @@ from megasharp.rollout.sglang.client.external import (
 )
 from megasharp.rollout.sglang.client.fleet import Fleet, FleetOptions
 from megasharp.rollout.sglang.client.launch import EngineHandle, FleetSettings, answers, launch, start_one
-from megasharp.rollout.sglang.identity import KEY_VARIABLE, difference
+from megasharp.rollout.sglang.identity import KEY_VARIABLE, VARIABLES, difference
 from megasharp.weight_sync.push import FleetSync, make_transport
 from tests.unit.rollout.sglang.conftest import HASTY, settings
 
@@ -101,6 +101,15 @@ def test_an_engine_that_is_another_one_is_refused_by_what_differs(
     wanted = own_identity(started)
     assert difference(wanted, wanted) is None
     assert difference({**wanted, **change}, wanted) == said
+
+
+def test_an_engine_in_a_group_has_the_runs_variables(started: FleetSettings) -> None:
+    said = {**own_identity(started), VARIABLES: {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}}
+    assert difference(said, own_identity(started)) is None
+    wanted = own_identity(replace(started, variables={"NCCL_CUMEM_ENABLE": "1", "NCCL_NVLS_ENABLE": "0"}))
+    assert difference(said, wanted) == (
+        "its NCCL_CUMEM_ENABLE is 0 and the run's 1: start both with NCCL_CUMEM_ENABLE=1"
+    )
 
 
 def test_what_a_config_says_of_its_file_is_no_difference(tmp_path: Path, started: FleetSettings) -> None:

@@ -23,8 +23,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig
 
+from megasharp.common.group_environment import compute_capability
 from megasharp.common.records import MEMORY_PREFIX
-from megasharp.rollout.sglang.engine.engine_config import check_attention, check_pair, kv_repeats, published
+from megasharp.rollout.sglang.engine.attention_backends import check_attention
+from megasharp.rollout.sglang.engine.engine_config import check_pair, kv_repeats, published
 from megasharp.rollout.sglang.engine.memory_window import Seen, attend, seen_in_step
 from megasharp.rollout.sglang.engine.sampling_math import MemoryLogits
 from megasharp.rollout.sglang.engine.sglang_internals import (
@@ -54,7 +56,7 @@ class _WithMemory(nn.Module):
         assert settings.memory is not None
         memory_config = AutoConfig.from_pretrained(settings.memory, trust_remote_code=False)
         check_pair(config, memory_config, get_parallel().tp_size)
-        check_attention(get_exec().kernel, config, memory_config)
+        check_attention(get_exec().kernel, config, memory_config, compute_capability())
         # The policy's quantisation says nothing about another checkpoint.
         self.memory = _NETWORKS[memory_config.architectures[0]](memory_config, quant_config=None, prefix="memory")
         self._window = None if settings.memory_window is None else Window(settings.memory_window)

@@ -1,0 +1,93 @@
+"""Attention back-ends of SGLang 0.5.21 that serve a policy with its memory network, by GPU and by heads.
+
+Where nothing is set SGLang chooses by the GPU (`get_default_attn_backend`): fa3 on Hopper (compute capability 9),
+trtllm_mha on B200, GB200 and B300 (10), flashinfer on others. fa3 has kernels up to Hopper only, and trtllm_mha was not
+read for two networks in one cache, so from capability 10 on an engine with a memory network gets another one by
+default. **None of this has run on a GPU.**
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from megasharp.common.errors import UserError
+
+Capability = tuple[int, int]
+ATTENTION_KEYS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+# Number of the memory's query heads that each attention back-end accepts, compared with the policy's.
+_ANY, _NOT_MORE, _EQUAL = "any number of", "not more", "as many"
+_BACKENDS = {"torch_native": _ANY, "fa3": _ANY, "flashinfer": _EQUAL, "triton": _NOT_MORE}
+_FA3 = (8, 9)
+_WITHOUT_FA3 = "flashinfer"
+_BLACKWELL = 10
+
+
+def check_kernels(flags: Mapping[str, Any], capability: Capability | None) -> None:
+    """Raises UserError for a back-end that this GPU has no kernels for; None: the GPU is not known here."""
+    if capability is None or capability[0] in _FA3:
+        return
+    for name in ATTENTION_KEYS:
+        if flags.get(name) == "fa3":
+            raise UserError(
+                f"sglang.{name} fa3 has no kernels for {_named(capability)}; use {_WITHOUT_FA3}, or leave it out"
+            )
+
+
+def check_attention(kernels: Any, policy: Any, memory: Any, capability: Capability | None = None) -> None:
+    """Raises UserError where SGLang's attention back-end plans with the policy's heads in a way that the memory breaks.
+
+    `kernels` has each of `ATTENTION_KEYS`; None where SGLang has not chosen yet, or another one counts.
+    """
+    usable = _usable(policy, memory, capability)
+    ours, theirs = policy.num_attention_heads, memory.num_attention_heads
+    if not usable:
+        raise UserError(
+            f"the memory network has {theirs} query heads and the policy {ours}: only fa3 serves more than the "
+            f"policy's, and it has no kernels for {_named(capability)}; take a memory network with at most {ours}"
+        )
+    for name in ATTENTION_KEYS:
+        backend = getattr(kernels, name)
+        if backend is None or backend in usable or backend == "torch_native":
+            continue
+        rule = _BACKENDS.get(backend)
+        remedy = f"use {' or '.join(usable)}"
+        if rule is None:
+            raise UserError(f"sglang.{name} {backend} is not known to serve a memory network; {remedy}")
+        raise UserError(
+            f"sglang.{name} {backend} needs {rule} query heads in the memory network ({theirs}) "
+            f"{'as' if rule == _EQUAL else 'than'} in the policy ({ours}); {remedy}"
+        )
+
+
+def default_attention(policy: Any, memory: Any, capability: Capability | None) -> str | None:
+    """Return the back-end for both networks where SGLang's own choice for this GPU is none; None: leave it to SGLang.
+
+    Raises UserError as `check_attention`.
+    """
+    if capability is None or capability[0] < _BLACKWELL:
+        return None
+    check_attention(_Unset, policy, memory, capability)
+    return _usable(policy, memory, capability)[0]
+
+
+class _Unset:
+    """Nothing is chosen."""
+
+    attention_backend = prefill_attention_backend = decode_attention_backend = None
+
+
+def _usable(policy: Any, memory: Any, capability: Capability | None) -> list[str]:
+    """List the back-ends on a GPU that serve both networks, the best first; of all GPUs where it is not known."""
+    ours, theirs = policy.num_attention_heads, memory.num_attention_heads
+    fits = {_ANY: True, _EQUAL: theirs == ours, _NOT_MORE: theirs <= ours}
+    with_fa3 = capability is None or capability[0] in _FA3
+    return [
+        name
+        for name, rule in _BACKENDS.items()
+        if name != "torch_native" and fits[rule] and (name != "fa3" or with_fa3)
+    ]
+
+
+def _named(capability: Capability | None) -> str:
+    return "this GPU" if capability is None else f"this GPU (compute capability {capability[0]}.{capability[1]})"
