@@ -65,7 +65,7 @@ def test_one_queue_where_collectives_hide_behind_products(
 
 
 def sglangs_own(flags: Mapping[str, bool], inherited: Mapping[str, str]) -> dict[str, str]:
-    """What SGLang 0.5.21 makes of its environment (`_set_envs_and_config` of entrypoints/engine.py), one node."""
+    """What SGLang 0.5.21 makes of its environment (`_set_envs_and_config`), one node."""
     found = dict(inherited)
     symmetric, multicast = flags.get("enable_symm_mem", False), flags.get("enable_nccl_nvls", False)
     if CUMEM not in found or symmetric:
