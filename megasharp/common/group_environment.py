@@ -64,8 +64,8 @@ def in_order(split: bool, capability: tuple[int, int] | None, environment: Mappi
     """Return the variable by which a rank's kernels begin in the order in which they are launched.
 
     `split`: ranks share tensors (tp or cp above 1). Megatron launches a collective before the product that hides it
-    (`megatron.core.tensor_parallel.layers`); with CUDA's usual eight queues the product may begin first. Nothing is set without
-    such collectives, from Blackwell on, and where no GPU answers (`capability` None).
+    (`megatron.core.tensor_parallel.layers`); with CUDA's usual eight queues the product may begin first. Nothing is set
+    without such collectives, from Blackwell on, and where no GPU answers (`capability` None).
     """
     if not split or capability is None or capability[0] >= _ORDERED_FROM:
         return {}
