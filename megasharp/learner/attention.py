@@ -73,7 +73,8 @@ class PackedAttention(torch.nn.Module):
     """Causal attention of [P, heads, head_dim] queries over [P, groups, head_dim] keys and values.
 
     `layer_number` counts from 1 over the whole model; `windows` is the architecture's. `by_engine`: Transformer Engine
-    attends. The other arguments are those that Megatron gives every core attention.
+    attends. With `copies_values` the values are copied out of the joined projection, which backward would keep whole
+    for them. The other arguments are those that Megatron gives every core attention.
     """
 
     def __init__(
@@ -85,12 +86,14 @@ class PackedAttention(torch.nn.Module):
         softmax_scale: float | None = None,
         windows: tuple[int | None, ...] = (),
         by_engine: bool = False,
+        copies_values: bool = False,
         **unused: object,
     ) -> None:
         super().__init__()
         self.softmax_scale = softmax_scale
         self.window = windows[layer_number - 1] if windows else None
         self.by_engine = by_engine
+        self.copies_values = copies_values
 
     def forward(
         self,
@@ -106,6 +109,7 @@ class PackedAttention(torch.nn.Module):
         rows = packed_seq_params
         assert rows is not None and rows.cos_PF is not None and rows.sin_PF is not None
         query, key = rotate(query, rows.cos_PF, rows.sin_PF), rotate(key, rows.cos_PF, rows.sin_PF)
+        value = value.contiguous() if self.copies_values else value
         return attend(query, key, value, rows, self.window, self.softmax_scale, self.by_engine)
 
 

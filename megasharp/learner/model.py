@@ -165,6 +165,8 @@ _ALWAYS: dict[str, object] = {
     "calculate_per_token_loss": True,
     # Weights are filled from a folder.
     "perform_initialization": False,
+    # The MLP calls the activation that the layer spec names (`layer_spec.SwiGLU`), whatever layers it is of.
+    "use_te_activation_func": True,
     "bias_activation_fusion": False,
     "bias_dropout_fusion": False,
     "masked_softmax_fusion": False,
