@@ -416,7 +416,7 @@ def arguments() -> Setting:
     parser.add_argument("--recompute", default="none", choices=["none", "selective", "full"])
     parser.add_argument("--head", default="logits", choices=["logits", "chunked"])
     parser.add_argument(
-        "--recompute-modules", nargs="+", default=["core_attn"], choices=["core_attn", "mlp"], help="of selective"
+        "--recompute-modules", nargs="+", default=["mlp"], choices=["mlp", "core_attn"], help="of selective"
     )
     parser.add_argument(
         "--optimizer-offload", action="store_true", help="its state on the host: 8B on one GPU needs it"

@@ -181,9 +181,9 @@ class PolicyConfig(Section):
         "recomputes recompute_modules; full recomputes every layer, which costs about a third more compute.",
     )
     recompute_modules: list[RecomputeModule] = Field(
-        default=["core_attn"],
-        description="Modules that recompute: selective computes again: core_attn (attention scores) or mlp (the "
-        "feed-forward block). Used with selective only.",
+        default=["mlp"],
+        description="Modules that recompute: selective computes again: mlp (the feed-forward block) or core_attn "
+        "(attention scores, which saves nothing on a GPU in bfloat16). Used with selective only.",
     )
     head: HeadForm = Field(
         default="logits",

@@ -17,9 +17,6 @@ from megasharp.convert.architecture import Architecture
 from megasharp.convert.lora import input_size, rows_of
 from megasharp.ops.chunked_head import CHUNK_TOKENS
 
-# Of `selective`, by Megatron's names: core_attn, mlp.
-CORE_ATTENTION = ("core_attn",)
-
 _FP32 = 4
 # Runs of one block have lengths within a factor of two and are padded to the longest: evenly spread, by 4/3.
 PADDED_RUNS = 4 / 3
@@ -72,9 +69,9 @@ def layer_bytes_per_token(
     tp: int,
     width: int,
     recompute: Recompute,
-    modules: Sequence[str] = CORE_ATTENTION,
+    modules: Sequence[str] = (),
     *,
-    fused_norms: bool,
+    on_gpu: bool,
     padded: float = PADDED_RUNS,
 ) -> float:
     """Bytes that autograd keeps of one token in one layer, on one of `tp` ranks with sequence parallelism.
@@ -84,34 +81,42 @@ def layer_bytes_per_token(
     f = ffn, each in `width` bytes:
 
         norms                 their inputs and their outputs (the linear maps' inputs): 4 h
-        MLP                   gate and up in one tensor, gate's activation, up (a copy), their product: 5 f
-        attention, none       gathered queries, keys and values, each with all heads, and the output: 4 q, padded;
-                              the output in packed order: q; logsumexp: 4 bytes a head
-        core_attn             inputs of the recomputed part: q, and the joined projection (q + 2 k); packed output: q
+        MLP                   gate and up in one tensor, and the product that the last map multiplies: 3 f
+        attention's output    q
+        attention, none       rotated queries and keys, values: q + 2 k; logsumexp: 4 bytes a head
+          in blocks           gathered queries, keys and values, each with all heads, and the output: 4 q, padded;
+                              logsumexp, padded
+        core_attn             inputs of the recomputed part: q, and the joined projection (q + 2 k), no less than above
         mlp                   nothing of the MLP's own; its input is the norm's output, which is counted
-        query and key norms   their inputs: the queries' copy q, and the joined projection (q + 2 k) for the keys
+        query and key norms   their inputs: the queries' copy q, and the joined projection (q + 2 k) for the keys, which
+                              holds the values
         full                  the layer's input: h
 
-    Queries are copied out of the joined projection where a rank has more than one query group. The low-rank values of
-    adapters are not counted. There is no s^2 term: no attention matrix is kept. On a CPU torch builds the norms of
-    smaller operations, which keep float32 copies: `fused_norms` False. Measured so, with `padded` 1 (one run): equal to
-    the byte.
+    Blocks are those of CPUs and of float32. Queries are copied out of the joined projection where a rank has more than
+    one query group. The low-rank values of adapters are not counted. There is no s^2 term: no attention matrix is kept.
+    On a CPU torch builds the norms of smaller operations, which keep float32 copies.
+
+    Counted on a CPU with stand-ins for the GPU's operators, and with those of the CPU (`padded` 1, one run): equal to
+    the byte. Transformer Engine's layers keep the same in bfloat16: its `LayerNormLinear` saves its input, the norm's
+    output and the deviations, its `Linear` its input (read in its source, commit d0067d0, of August 2026).
     """
-    q, h, f = arch.query_size, arch.hidden, arch.ffn
+    q, k, h, f = arch.query_size, arch.kv_size, arch.hidden, arch.ffn
     if recompute == "full":
         return width * h / tp
-    joined, copied = q + 2 * arch.kv_size, q if arch.kv_heads > tp else 0
+    joined, copied = q + 2 * k, q if arch.kv_heads > tp else 0
     again = modules if recompute == "selective" else ()
     # Of a norm: its input and the reciprocal deviation of each token.
-    norm = (width * h if fused_norms else 2 * _FP32 * h) + _FP32
-    total: float = 2 * (norm + width * h) + width * ((0 if "mlp" in again else 5 * f) + q)
-    if "core_attn" not in again:
-        total += (4 * width * q + _FP32 * arch.heads) * padded
-        inputs = joined + copied
-    else:
-        total += width * (joined + (q + arch.kv_size if arch.qk_norm else copied))
+    norm = (width * h if on_gpu else 2 * _FP32 * h) + _FP32
+    total: float = 2 * (norm + width * h) + width * ((0 if "mlp" in again else 3 * f) + q)
+    inputs = joined + copied
+    if "core_attn" in again:
+        total += width * (joined + (q + k if arch.qk_norm else copied))
         inputs = copied
-    return (total + (_head_norms(arch, inputs, width, fused_norms) if arch.qk_norm else 0)) / tp
+    elif on_gpu and width < _FP32:
+        total += width * (q + (k if arch.qk_norm else 2 * k)) + _FP32 * arch.heads
+    else:
+        total += (4 * width * q + _FP32 * arch.heads) * padded
+    return (total + (_head_norms(arch, inputs, width, on_gpu) if arch.qk_norm else 0)) / tp
 
 
 def _head_norms(arch: Architecture, inputs: int, width: int, fused: bool) -> int:
@@ -313,9 +318,7 @@ def packing_flops(arch: Architecture, chunked_head: bool, response_window: int |
     return Flops(rows - logits, attention, per_token=4.0 / 3.0 * logits, response_window=response_window)
 
 
-def recompute_share(
-    arch: Architecture, context: float, recompute: Recompute, modules: Sequence[str] = CORE_ATTENTION
-) -> float:
+def recompute_share(arch: Architecture, context: float, recompute: Recompute, modules: Sequence[str] = ()) -> float:
     """Forward work done a second time, as a share of one forward pass."""
     if recompute == "none":
         return 0.0

@@ -198,8 +198,8 @@ def _tokens(request: Request, rows: Rows) -> float:
 
 
 def _one_layer(request: Request, network: Network, rows: Rows) -> int:
-    fused = request.machines.gpu is not None
-    per_token = layer_bytes_per_token(network.architecture, request.split.tp, request.width, "none", fused_norms=fused)
+    on_gpu = request.machines.gpu is not None
+    per_token = layer_bytes_per_token(network.architecture, request.split.tp, request.width, "none", on_gpu=on_gpu)
     return int(_tokens(request, rows) * per_token)
 
 
@@ -207,14 +207,13 @@ def _activations(
     request: Request, network: Network, stage: Stage, number: int, rows: Rows, recompute: Recompute
 ) -> int:
     split, arch = request.split, network.architecture
-    fused = request.machines.gpu is not None
-    modules = split.recompute_modules
-    per_token = layer_bytes_per_token(arch, split.tp, request.width, recompute, modules, fused_norms=fused)
+    on_gpu, modules = request.machines.gpu is not None, split.recompute_modules
+    per_token = layer_bytes_per_token(arch, split.tp, request.width, recompute, modules, on_gpu=on_gpu)
     held = in_flight(number, split.pp, split.vpp, rows.micro_batches) * stage.layers * per_token
     final_norm = 2 * request.width * arch.hidden / split.tp if number == split.pp - 1 else 0
     total = int(_tokens(request, rows) * (held + final_norm))
     # A layer that is computed a second time holds all of its own for that moment.
-    return total if recompute == "none" else total + _one_layer(request, network, rows)
+    return total + max(0, _one_layer(request, network, rows) - int(_tokens(request, rows) * per_token))
 
 
 def _logits(request: Request, network: Network, rows: Rows, entropy: bool) -> int:

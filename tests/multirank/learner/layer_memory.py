@@ -1,6 +1,7 @@
 """Prints, as JSON, the bytes that autograd keeps for one more layer of the real Megatron model, per token and rank.
 
-A program of its own: torch's fake process group is global state. Used by test_plan.py.
+Once with the CPU's operators, once with stand-ins for those of a GPU: the variable-length kernels, and the fused norm,
+which exists on CUDA alone. A program of its own: torch's fake process group is global state. Used by test_plan.py.
 """
 
 from __future__ import annotations
@@ -8,9 +9,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -22,6 +27,10 @@ from megasharp.learner.model import build_chunks, transformer_config
 from megasharp.learner.packed import packed_rows
 from megasharp.learner.parallel import destroy, initialize, megatron_device
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "learner"))
+
+import stand_in_flash
+
 CPU = torch.device("cpu")
 
 
@@ -31,6 +40,21 @@ def architecture(layers: int, qk_norm: bool) -> Architecture:
         norm_eps=1e-6, rope_parameters=RopeParameters(1e4), max_positions=512, tied=False, qkv_bias=not qk_norm,
         qk_norm=qk_norm, dtype="float32",
     )  # fmt: skip
+
+
+class StandInNorm(torch.autograd.Function):
+    """Keeps what torch's derivatives.yaml says of `_fused_rms_norm`: input, weight, and float32 deviations."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, size: tuple[int, ...], weight: Tensor, eps: float) -> Tensor:
+        deviation = (x.float().square().mean(-1, keepdim=True) + eps).rsqrt()
+        ctx.save_for_backward(x, weight, deviation)
+        return (x * deviation * weight).to(x.dtype)
+
+
+def use_gpu_operators(patch: pytest.MonkeyPatch) -> None:
+    stand_in_flash.use_stand_in(patch)
+    patch.setattr(F, "rms_norm", StandInNorm.apply)
 
 
 def kept(
@@ -74,18 +98,28 @@ def cases(every: bool) -> list[tuple[str, tuple[str, ...], int]]:
     return found + [("selective", modules, 1) for modules in others]
 
 
-def main() -> None:
+def measured(device: str, dtype: str, qk_norm: bool) -> dict[str, float]:
+    """Bytes per token of one more layer, by case."""
     tokens, results = 256, {}
+    for recompute, modules, tp in cases(qk_norm):
+        layout = ParallelLayout(tp=tp)
+        sizes = [
+            kept(architecture(layers, qk_norm), layout, as_dtype(dtype), recompute, tokens, modules)
+            for layers in (2, 3)
+        ]
+        key = f"{device} {qk_norm} {dtype} {recompute} {','.join(modules)} {tp}"
+        results[key] = (sizes[1] - sizes[0]) / tokens
+    return results
+
+
+def main() -> None:
+    results = {}
     for qk_norm in (True, False):
         for dtype in ("bfloat16", "float32"):
-            for recompute, modules, tp in cases(qk_norm):
-                layout = ParallelLayout(tp=tp)
-                sizes = [
-                    kept(architecture(layers, qk_norm), layout, as_dtype(dtype), recompute, tokens, modules)
-                    for layers in (2, 3)
-                ]
-                key = f"{qk_norm} {dtype} {recompute} {','.join(modules)} {tp}"
-                results[key] = (sizes[1] - sizes[0]) / tokens
+            results |= measured("cpu", dtype, qk_norm)
+        with pytest.MonkeyPatch.context() as patch:
+            use_gpu_operators(patch)
+            results |= measured("cuda", "bfloat16", qk_norm)
     json.dump(results, sys.stdout)
 
 

@@ -87,13 +87,13 @@ def test_models_are_built_where_there_is_a_gpu_too() -> None:
 
 
 def test_a_layer_keeps_what_the_formula_says() -> None:
-    """Within a thousandth (but for rounding), with the norms of a CPU, and one run, so that no block is padded."""
+    """Within a thousandth (but for rounding), as on a CPU and as on a GPU, and one run, so that no block is padded."""
     measured = json.loads(run("-m", "tests.multirank.learner.layer_memory"))
-    assert len(measured) == 28
+    assert len(measured) == 42
     for case, size in measured.items():
-        qk_norm, dtype, recompute, modules, tp = case.split()
+        device, qk_norm, dtype, recompute, modules, tp = case.split()
         arch = architecture(2, qk_norm == "True")
         width = 2 if dtype == "bfloat16" else 4
-        again = tuple(modules.split(","))
-        planned = layer_bytes_per_token(arch, int(tp), width, recompute, again, fused_norms=False, padded=1.0)
+        again, on_gpu = tuple(modules.split(",")), device == "cuda"
+        planned = layer_bytes_per_token(arch, int(tp), width, recompute, again, on_gpu=on_gpu, padded=1.0)
         assert size == pytest.approx(planned, rel=1e-3), case

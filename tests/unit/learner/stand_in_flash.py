@@ -28,11 +28,12 @@ def use_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forward(query: Tensor, key: Tensor, value: Tensor, plan: VarlenPlan, scale: float | None) -> tuple[Tensor, ...]:
-    out, log_sum = torch.empty_like(query), query.new_empty(query.shape[1], query.shape[0])
+    exact = torch.promote_types(query.dtype, torch.float32)
+    out, log_sum = torch.empty_like(query), query.new_empty(query.shape[1], query.shape[0], dtype=exact)
     for queries, keys in _stretches(plan):
         scores = _scores(query[queries], key[keys], plan, scale)
         log_sum[:, queries] = scores.logsumexp(-1)
-        weights = (scores - log_sum[:, queries, None]).exp()
+        weights = (scores - log_sum[:, queries, None]).exp().to(query.dtype)
         out[queries] = torch.einsum("hqk,khd->qhd", weights, _repeated(value[keys], query))
     return out, log_sum, torch.empty(2), torch.empty(0)
 
@@ -52,7 +53,8 @@ def backward(
     gradients = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
     mean = (gradient * out).sum(-1)
     for queries, keys in _stretches(plan):
-        weights = (_scores(query[queries], key[keys], plan, scale) - log_sum[:, queries, None]).exp()
+        scores = _scores(query[queries], key[keys], plan, scale)
+        weights = (scores - log_sum[:, queries, None]).exp().to(query.dtype)
         asked = torch.einsum("qhd,khd->hqk", gradient[queries], _repeated(value[keys], query))
         of_scores = weights * (asked - mean[queries].T[..., None]) * factor
         gradients[0][queries] = torch.einsum("hqk,khd->qhd", of_scores, _repeated(key[keys], query))

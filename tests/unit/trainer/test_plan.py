@@ -422,7 +422,7 @@ def test_engines_of_their_own_have_gpus_of_their_own(tmp_path: Path) -> None:
 
 
 @each_case(("tp", "rate"), [(8, 50e9), (4, 450e9)], ids=["over nodes", "in a node"])
-@each_case(("recompute", "times"), [("none", 2), ("selective", 3), ("full", 3)])
+@each_case(("recompute", "times"), [("none", 2), ("selective", 2), ("full", 3)])
 def test_context_ranks_wait_for_each_others_keys(
     tmp_path: Path, tp: int, rate: float, recompute: str, times: int
 ) -> None:
@@ -463,7 +463,7 @@ def test_adapters_alone_have_gradients_moments_and_a_reference(tmp_path: Path) -
     assert (stage.gradients, stage.optimizer, stage.reference) == (4 * adapters, 12 * adapters, 0)
     assert stage.reference_on_host == 2 * adapters
     times = [{time.name: time.seconds for time in plan.times} for plan in (full, lora)]
-    assert (times[1]["update"] or 0.0) / (times[0]["update"] or 1.0) == pytest.approx(3 / 4)
+    assert (times[1]["update"] or 0.0) / (times[0]["update"] or 1.0) == pytest.approx(2 / 3)
     assert lora.checkpoint.size < full.checkpoint.size / 3
 
 
@@ -546,7 +546,7 @@ def test_nothing_is_suggested_where_nothing_works(tmp_path: Path, overrides: str
         ("policy.fp8=hybrid", "set model.dtype=bfloat16"),
         ("policy.transformer_engine=true", "policy.transformer_engine=true needs a GPU"),
         ("policy.fp8_recipe=tensorwise", "policy.fp8_recipe has no effect"),
-        ("policy.recompute_modules=[mlp]", "policy.recompute_modules has no effect"),
+        ("policy.recompute_modules=[core_attn]", "policy.recompute_modules has no effect"),
         ("policy.offload=[optimizer]", "policy.offload is for engines of their own"),
     ],
 )

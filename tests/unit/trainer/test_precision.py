@@ -40,7 +40,11 @@ def test_defaults_need_nothing() -> None:
         ),
         ({"transformer_engine": True, "device": "cpu"}, "float32", "true needs a GPU; on a CPU leave it at auto"),
         ({"fp8_recipe": "tensorwise"}, "bfloat16", "no effect while policy.fp8 is null; set policy.fp8 too"),
-        ({"recompute_modules": ["mlp"]}, "float32", "no effect with policy.recompute=none; set policy.recompute=sel"),
+        (
+            {"recompute_modules": ["core_attn"]},
+            "float32",
+            "no effect with policy.recompute=none; set policy.recompute=sel",
+        ),
         ({"recompute": "selective", "recompute_modules": []}, "float32", "is empty; name one"),
         ({"recompute": "selective", "recompute_modules": ["mlp", "mlp"]}, "float32", "names one twice"),
         ({"fp8": "hybrid", "device": "cuda"}, "bfloat16", "policy.fp8=hybrid needs .* leave policy.fp8 null$"),
