@@ -98,7 +98,9 @@ def layer_bytes_per_token(
 
     Counted on a CPU with stand-ins for the GPU's operators, and with those of the CPU (`padded` 1, one run): equal to
     the byte. Transformer Engine's layers keep the same in bfloat16: its `LayerNormLinear` saves its input, the norm's
-    output and the deviations, its `Linear` its input (read in its source, commit d0067d0, of August 2026).
+    output and the deviations, its `Linear` its input (read in its source, commit d0067d0, of August 2026). Its
+    attention (`policy.attention: te`) keeps keys and values as they are gathered, a prompt's once a response: that is
+    not counted.
     """
     q, k, h, f = arch.query_size, arch.kv_size, arch.hidden, arch.ffn
     if recompute == "full":
