@@ -29,6 +29,7 @@ _RUNS = ((150, -1), (300, 0), (1, 0), (70, -1))
 _WINDOW = 64
 # Relative; bfloat16 attention is some thousandths off.
 _LARGEST_ERROR = 0.03
+_RESULTS = ("output", "gradient by queries", "gradient by keys", "gradient by values")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,26 +122,28 @@ def tried(shape: Shape, dtype: torch.dtype, device: torch.device, by_engine: boo
     """
     lengths = torch.tensor([length for length, _ in _RUNS])
     segments = Segments(lengths.cumsum(0) - lengths, lengths, torch.tensor([prefix for _, prefix in _RUNS]))
-    rows, window = int(lengths.sum()), None if shape.window is None else min(shape.window, _WINDOW)
+    rows, window = int(lengths.sum()), None if shape.window is None else min(max(shape.window, 2), _WINDOW)
     generator = torch.Generator().manual_seed(0)
-    sizes = [(rows, number, shape.head_dim) for number in (shape.heads, shape.groups, shape.groups)]
-    *given, cotangent = (torch.randn(size, generator=generator) for size in (*sizes, (rows, sizes[0][1] * sizes[0][2])))
+    of_keys = rows, shape.groups, shape.head_dim
+    sizes = (rows, shape.heads, shape.head_dim), of_keys, of_keys, (rows, shape.heads * shape.head_dim)
+    # Rounded once, so that both compute from the same numbers.
+    *given, cotangent = (torch.randn(size, generator=generator).to(device, dtype) for size in sizes)
     tables = torch.empty(rows, 1, device=device)
     response = None if shape.response_window is None else min(shape.response_window, _WINDOW)
 
     def results(dtype: torch.dtype, engine: bool, its_window: int | None, response: int | None) -> list[Tensor]:
-        query, key, value = tensors = [x.to(device, dtype).requires_grad_() for x in given]
+        query, key, value = tensors = [x.to(dtype).detach().requires_grad_() for x in given]
         packed = packed_rows(segments, tables, tables, response_window=response)
         with torch.enable_grad():
             out = attend(query, key, value, packed, its_window, None, engine)
-        return [out, *torch.autograd.grad(out, tensors, cotangent.to(device, dtype))]
+        return [out, *torch.autograd.grad(out, tensors, cotangent.to(dtype))]
 
     for windows in {(None, None), (window, None), (None, response)}:
         found = results(dtype, by_engine, *windows)
         # In float32 it is attended in blocks, here by plain products.
         with sdpa_kernel(SDPBackend.MATH):
             exact = results(torch.float32, False, *windows)
-        for name, mine, true in zip(("output", "query's", "key's", "value's gradient"), found, exact, strict=True):
-            error = float((mine.float() - true).norm() / true.norm())
+        for name, mine, true in zip(_RESULTS, found, exact, strict=True):
+            error = float((mine.detach().float() - true.detach()).norm() / true.detach().norm())
             if not error < _LARGEST_ERROR:
                 raise ValueError(f"its {name} is {100 * error:.1f} % off with windows {windows}")

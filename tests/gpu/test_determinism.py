@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from packed_inputs import RUNS, inputs, on_gpu, segments_of, with_gradients
+from packed_inputs import RUNS, in_place, inputs, kernels_here, on_gpu, segments_of, with_gradients
 from programs import run, small_model
 from torch import Tensor
 
 from megasharp.common.records import SamplingParams
 from megasharp.learner.attention import attend
 from megasharp.learner.layer_spec import transformer_engine_is_there
+from megasharp.ops.attention_kernels import KernelName
 from megasharp.ops.head import VocabShard, token_head
 from megasharp.rollout.inprocess.generation import _choose
 
@@ -34,20 +35,28 @@ def assert_same_bits(compute: Callable[[], list[Tensor]]) -> None:
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(compute(), first, strict=True))
 
 
-@pytest.mark.parametrize("window", [None, 100])
-@pytest.mark.parametrize(("heads", "groups", "size"), [(16, 4, 128), (4, 4, 64), (8, 2, 256)])
-def test_attention(window: int | None, heads: int, groups: int, size: int) -> None:
+@pytest.mark.parametrize(
+    ("kernels", "window", "heads", "groups", "size"),
+    [
+        (kernels, window, heads, groups, size)
+        for window in (None, 100)
+        for heads, groups, size in [(16, 4, 128), (4, 4, 64), (8, 2, 256)]
+        for kernels in kernels_here(size, window, deterministic=True)
+    ],
+)
+def test_attention(kernels: KernelName, window: int | None, heads: int, groups: int, size: int) -> None:
     """Queries' gradients are summed over tiles of keys: long runs have many, and their order must be fixed.
 
-    torch asks the kernel for it under deterministic algorithms (`_flash_attention_backward`); what is summed over
-    responses of a prompt is ours.
+    torch asks the kernels for it under deterministic algorithms (`_flash_attention_backward`), FA3's and FA4's too;
+    what is summed over responses of a prompt is ours.
     """
     segments = segments_of([(4096, -1), *RUNS, *[(700, 0)] * 6])
     rows = int(segments.length.sum())
     *given, cotangent = inputs(rows, heads, groups, size, torch.bfloat16)
     given = [x.requires_grad_() for x in given]
     packed = on_gpu(segments, rows)
-    assert_same_bits(lambda: with_gradients(attend(*given, packed, window, None), given, cotangent))
+    with in_place(kernels) as engine:
+        assert_same_bits(lambda: with_gradients(attend(*given, packed, window, None, engine), given, cotangent))
 
 
 @pytest.mark.parametrize("vocab", [5003, 151_936])
