@@ -88,6 +88,7 @@ def _patient_of_run(file: Path, overrides: Sequence[str], runs: Path, constraint
         limits=tuple(problem.text for problem in plan.problems if problem.limit) if plan else (),
         constraints=constraints,
         transformer_engine=config.policy.transformer_engine if config.policy.fp8 is None else True,
+        attention=config.policy.attention,
         place=place,
     )
 

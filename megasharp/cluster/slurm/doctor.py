@@ -26,7 +26,8 @@ from megasharp.cluster.slurm.all_reduce import MEBIBYTES, measure
 from megasharp.cluster.slurm.gpus import Gpu, Node, opened
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import Scratch
-from megasharp.config.policy import Wanted
+from megasharp.config.policy import AttentionName, Wanted
+from megasharp.ops.attention_kernels import Site, choose, software_here
 
 # CUDA 13 needs a driver of branch 580 or later (CUDA 13.0 release notes, table of minimum versions).
 OLDEST_DRIVER = 580
@@ -82,6 +83,7 @@ class Patient:
     limits: tuple[str, ...] = ()
     constraints: str = ""
     transformer_engine: Wanted = "auto"
+    attention: AttentionName = "auto"
     place: Place = Place()
 
 
@@ -217,6 +219,7 @@ def _software(patient: Patient) -> Iterator[Finding]:
     on_gpu, layers = patient.gpus_per_node > 0, patient.transformer_engine
     layers = there and (on_gpu if layers == "auto" else layers)
     yield from fused_paths(there and not engine, ours and not apex_failure, on_gpu, layers)
+    yield attention_kernels(patient.attention, on_gpu)
 
 
 def _version(name: str) -> str | None:
@@ -324,17 +327,22 @@ def fused_paths(transformer_engine: bool, nvidia_apex: bool, on_gpu: bool, layer
         if layers
         else "torch's rms_norm, because the layers are Megatron's local ones"
     )
-    attention = (
-        "torch's variable-length flash kernels in bfloat16, its scaled-dot-product attention in float32"
-        if on_gpu
-        else "our packed attention in torch, because responses share their prompt's keys"
-    )
     return [
         Finding("ok", "fused", f"Adam: {adam}{where}"),
         Finding("ok", "fused", f"norms: {norms}"),
         Finding("ok", "fused", "gradient accumulation: not fused; the model sets gradient_accumulation_fusion=False"),
-        Finding("ok", "fused", f"attention: {attention}"),
     ]
+
+
+def attention_kernels(wanted: AttentionName, on_gpu: bool) -> Finding:
+    """Name the kernels that a run would take here in bfloat16, without its model; ranks try them when they start."""
+    capability = torch.cuda.get_device_capability() if on_gpu and torch.cuda.is_available() else None
+    site = Site(gpu=on_gpu, dtype="bfloat16", capability=capability)
+    try:
+        kernels = choose(wanted, site, software_here())
+    except UserError as error:
+        return Finding("FAIL", "fused", f"attention: {error}")
+    return Finding("ok", "fused", f"attention: {kernels}")
 
 
 def mounts(missing: Sequence[str]) -> Finding:

@@ -79,7 +79,16 @@ def test_which_adam_is_fused_and_why() -> None:
     on_cpu, on_gpu = (doctor.fused_paths(False, False, gpu, False) for gpu in (False, True))
     assert "torch's grouped operations, because neither" in on_cpu[0].text
     assert "torch's fused kernel, because neither" in on_gpu[0].text
-    assert "flash" in on_gpu[-1].text and "flash" not in on_cpu[-1].text
+
+
+def test_which_kernels_attention_would_have() -> None:
+    assert doctor.attention_kernels("auto", on_gpu=False).text.startswith("attention: torch's scaled-dot-product")
+    assert doctor.attention_kernels("auto", on_gpu=True).text.startswith(
+        "attention: FlashAttention-2, torch's own (fa2)"
+    )
+    assert failed(
+        doctor.attention_kernels("fa4", on_gpu=True), "policy.attention=fa4", "pip install --pre flash-attn-4"
+    )
 
 
 def test_whose_norms_a_models_layers_have() -> None:
