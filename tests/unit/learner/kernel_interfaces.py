@@ -1,7 +1,7 @@
 """The interfaces of others' attention kernels, as their sources have them: the names of parameters, in their order.
 
 flash_attn_3 3.0.0: `hopper/flash_api.cpp` of Dao-AILab/flash-attention 0251105 (2026-08-15). flash-attn-4:
-`flash_attn/cute/interface.py` of the wheels 4.0.0b4 and 4.0.0b36 (2026-10). Transformer Engine 2.20.0.dev0:
+`flash_attn.cute.interface` of the wheels 4.0.0b4 and 4.0.0b36 (2026-10). Transformer Engine 2.20.0.dev0:
 `DotProductAttention` of NVIDIA/TransformerEngine d0067d0 (2026-08-22). A test binds every call to them.
 """
 

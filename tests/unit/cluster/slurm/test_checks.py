@@ -82,13 +82,11 @@ def test_which_adam_is_fused_and_why() -> None:
 
 
 def test_which_kernels_attention_would_have() -> None:
-    assert doctor.attention_kernels("auto", on_gpu=False).text.startswith("attention: torch's scaled-dot-product")
-    assert doctor.attention_kernels("auto", on_gpu=True).text.startswith(
-        "attention: FlashAttention-2, torch's own (fa2)"
-    )
-    assert failed(
-        doctor.attention_kernels("fa4", on_gpu=True), "policy.attention=fa4", "pip install --pre flash-attn-4"
-    )
+    on_cpu, on_gpu = (doctor.attention_kernels("auto", on_gpu=gpu).text for gpu in (False, True))
+    assert on_cpu.startswith("attention: torch's scaled-dot-product attention")
+    assert on_gpu.startswith("attention: FlashAttention-2, torch's own (fa2)")
+    wanted = doctor.attention_kernels("fa4", on_gpu=True)
+    assert failed(wanted, "policy.attention=fa4", "pip install --pre flash-attn-4")
 
 
 def test_whose_norms_a_models_layers_have() -> None:
