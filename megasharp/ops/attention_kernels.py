@@ -8,8 +8,8 @@
 | `te` | Transformer Engine's: cuDNN's, or a flash-attn of its choice | 8.0 and later | `transformer_engine` |
 | `blocks` | torch's scaled-dot-product attention on padded runs | every device | torch's own |
 
-torch puts FA3's and FA4's kernels under its own operators for variable lengths (`torch.nn.attention`; read in 2.11 and 2.13).
-The limits are those of flash_attn_3 3.0.0, flash-attn-4 4.0.0b36 and Transformer Engine 2.20, read in their sources.
+torch puts FA3's and FA4's kernels under its own operators for variable lengths (`torch.nn.attention`, read in 2.11 and
+2.13). The limits are those of flash_attn_3 3.0.0, flash-attn-4 4.0.0b36 and Transformer Engine 2.20, by their sources.
 """
 
 from __future__ import annotations
