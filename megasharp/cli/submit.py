@@ -26,6 +26,15 @@ def submit(
         bool | None,
         typer.Option(help="Check the nodes before each attempt. Without it: only where the run has GPUs."),
     ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE_OR_NAME",
+            help="Cluster profile with options of the job: a file, or a name in ~/.config/megasharp/profiles. Options "
+            "given here count before it.",
+            rich_help_panel=JOB,
+        ),
+    ] = None,
     nodes: Annotated[
         int | None,
         typer.Option(min=1, help="Number of nodes. Without it: cluster.nodes of the run file.", rich_help_panel=JOB),
@@ -41,12 +50,12 @@ def submit(
         typer.Option(help="Another option for sbatch, such as --qos=high; repeatable.", rich_help_panel=JOB),
     ] = None,
     time: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Time limit of one attempt, as HH:MM:SS, D-HH:MM:SS or minutes.",
+            help="Time limit of one attempt, as HH:MM:SS, D-HH:MM:SS or minutes. Without it: 24:00:00.",
             rich_help_panel=AGAIN,
         ),
-    ] = "24:00:00",
+    ] = None,
     lead: Annotated[
         int | None,
         typer.Option(
@@ -57,13 +66,19 @@ def submit(
         ),
     ] = None,
     restarts: Annotated[
-        int,
-        typer.Option(min=0, help="Number of times that the job may queue itself again.", rich_help_panel=AGAIN),
-    ] = 20,
+        int | None,
+        typer.Option(
+            min=0,
+            help="Number of times that the job may queue itself again. Without it: 20.",
+            rich_help_panel=AGAIN,
+        ),
+    ] = None,
     retries: Annotated[
-        int,
-        typer.Option(min=0, help="Number of times that a job restarts a run that failed.", rich_help_panel=AGAIN),
-    ] = 3,
+        int | None,
+        typer.Option(
+            min=0, help="Number of times that a job restarts a run that failed. Without it: 3.", rich_help_panel=AGAIN
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", hidden=True, help="Refused: a job always resumes.")] = False,
     python: Annotated[
         str | None,
@@ -89,26 +104,35 @@ def submit(
     if resume:
         raise UserError("--resume: a job continues from the newest checkpoint by itself; leave it out")
     status(f"loading PyTorch, then reading {config}")
-    from megasharp.trainer.submit import Asked, submit_run
+    from megasharp.config.slurm import ClusterProfile, find_profile, load_profile
+    from megasharp.trainer.submit import Asked, submit_run, with_given
 
+    found = None if profile is None else find_profile(profile)
+    given = {
+        "time": time,
+        "cpus_per_node": cpus_per_node,
+        "lead": lead,
+        "restarts": restarts,
+        "retries": retries,
+        "partition": partition,
+        "account": account,
+        "sbatch": sbatch,
+        "python": python,
+        "container": container,
+        "mount": mount,
+        "doctor": doctor,
+    }
     asked = Asked(
         file=config,
         overrides=overrides or [],
         runs=runs,
-        time=time,
+        options=with_given(
+            ClusterProfile() if found is None else load_profile(found),
+            {name: value for name, value in given.items() if value is not None},
+        ),
+        profile=found,
         nodes=nodes,
-        cpus_per_node=cpus_per_node,
-        lead_s=lead,
-        restarts=restarts,
-        retries=retries,
-        partition=partition,
-        account=account,
-        extra=sbatch or [],
-        python=python,
-        container=container,
-        mounts=mount or [],
         suite=suite,
         checkpoint=checkpoint,
-        doctor=doctor,
     )
     submit_run(asked, dry_run=dry_run, say=typer.echo)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,11 +12,13 @@ from megasharp.checkpoint.recorded import CONFIG_FILE as RUN_CONFIG
 from megasharp.checkpoint.run_folder import holds_no_run
 from megasharp.cluster.slurm import job as sbatch_options
 from megasharp.cluster.slurm.job import Job, Resources, Software, render, sbatch_program, submit
+from megasharp.cluster.slurm.ray_node import INTERFACE
 from megasharp.common.errors import UserError
 from megasharp.common.files import UMASK, write_for
 from megasharp.config.core import find
 from megasharp.config.hub import cache_mounts, hub_is_off, job_variables
 from megasharp.config.run_config import RunConfig, load_run
+from megasharp.config.slurm import ClusterProfile
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import CONFIG_FILE, model_folder
 from megasharp.evals.groups import Settings, load_group, plan_suites
@@ -39,30 +41,36 @@ _LEAD_S, _LEAD_OF_AN_EVALUATION_S = 600, 60
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The options of the command line. `nodes` None takes the run file's; `suite`: evaluate instead of training.
+    """The job that a user asks for. `nodes` None takes the run file's; `suite`: evaluate instead of training.
 
-    `lead_s` None takes what a run, or an evaluation, needs to end. `restarts` bounds how often the job queues itself
-    again, `retries` how often a failed run starts again inside of it. `doctor` None has it examine nodes with GPUs.
+    `options` are all of the job's, with those of the profile at `profile` where one is given. Its `lead` None takes
+    what a run, or an evaluation, needs to end. `restarts` bounds how often the job queues itself again, `retries` how
+    often a failed run starts again inside of it. `doctor` None has it examine nodes with GPUs.
     """
 
     file: Path
     overrides: Sequence[str]
     runs: Path
-    time: str
+    options: ClusterProfile
+    profile: Path | None = None
     nodes: int | None = None
-    cpus_per_node: int | None = None
-    lead_s: int | None = None
-    restarts: int = 20
-    retries: int = 3
-    partition: str | None = None
-    account: str | None = None
-    extra: Sequence[str] = ()
-    python: str | None = None
-    container: str | None = None
-    mounts: Sequence[str] = ()
     suite: str | None = None
     checkpoint: Path | None = None
-    doctor: bool | None = None
+
+
+def with_given(profile: ClusterProfile, given: Mapping[str, object]) -> ClusterProfile:
+    """Return a profile's options with those that are given laid over them.
+
+    Mounts add up, and so do sbatch's options, but for one that is given anew.
+    """
+    found: dict[str, object] = {**dict(profile), **given}
+    own = given.get("sbatch", [])
+    assert isinstance(own, list)
+    found["sbatch"] = [*sbatch_options.besides(profile.sbatch, own), *own]
+    mounts = given.get("mount", [])
+    assert isinstance(mounts, list)
+    found["mount"] = [*profile.mount, *mounts]
+    return ClusterProfile.model_validate(found)
 
 
 def submit_run(asked: Asked, *, dry_run: bool, say: Callable[[str], None]) -> None:
@@ -91,7 +99,7 @@ def _hub_inputs(asked: Asked, config: RunConfig) -> HubInputs:
     for each in config.eval.suites if asked.suite is None else _suites(asked.suite):
         group = load_group(each)
         for name in [member.suite for member in group.members] if group else [each]:
-            with suppress(UserError) if asked.container is not None else nullcontext():
+            with suppress(UserError) if asked.options.container is not None else nullcontext():
                 suite_source(name)
                 suites.append(name)
     return hub_inputs(config, str(asked.file), asked.runs / config.name, suites)
@@ -99,10 +107,10 @@ def _hub_inputs(asked: Asked, config: RunConfig) -> HubInputs:
 
 def make_job(asked: Asked, config: RunConfig) -> Job:
     """Make the job of a run, or of an evaluation of it. Raises UserError for what cannot fit."""
-    where = str(asked.file)
+    where, options = str(asked.file), asked.options
     evaluation = asked.suite is not None
     _check_together(asked)
-    nodes, lead_s = _nodes(asked, config, where), asked.lead_s
+    nodes, lead_s = _nodes(asked, config, where), options.lead
     if lead_s is None:
         lead_s = _LEAD_OF_AN_EVALUATION_S if evaluation else _LEAD_S
     # Paths in a run file are meant from where the command was given.
@@ -113,9 +121,9 @@ def make_job(asked: Asked, config: RunConfig) -> Job:
         check_fits(config, where, lead_s)
     gpus = config.cluster.gpus_per_node
     # By its own path this Python; in a container, the container's.
-    python = asked.python or ("python3" if asked.container else sys.executable)
+    python = options.python or ("python3" if options.container else sys.executable)
     # An image may have caches of its own, which a job that reads nothing of the hub is left with.
-    caches = asked.container is None or bool(_hub_inputs(asked, config))
+    caches = options.container is None or bool(_hub_inputs(asked, config))
     return Job(
         name=f"{config.name}-eval" if evaluation else config.name,
         command=_evaluation(asked, config, run) if evaluation else _training(asked),
@@ -123,20 +131,28 @@ def make_job(asked: Asked, config: RunConfig) -> Job:
         folder=folder,
         resources=Resources(
             nodes=nodes,
-            time=asked.time,
+            time=options.time,
             gpus_per_node=gpus,
-            cpus_per_node=asked.cpus_per_node,
+            cpus_per_node=options.cpus_per_node,
             lead_s=lead_s,
-            partition=asked.partition,
-            account=asked.account,
-            extra=asked.extra,
+            gres=options.gres,
+            partition=options.partition,
+            account=options.account,
+            extra=options.sbatch,
         ),
-        software=Software(python, asked.container, [*asked.mounts, *(cache_mounts() if caches else ())]),
-        restarts=asked.restarts,
-        doctor=_doctor(asked) if (bool(gpus) if asked.doctor is None else asked.doctor) else (),
-        environment=job_variables() if caches else {},
+        software=Software(python, options.container, [*options.mount, *(cache_mounts() if caches else ())]),
+        restarts=options.restarts,
+        doctor=_doctor(asked) if (bool(gpus) if options.doctor is None else options.doctor) else (),
+        environment={**(job_variables() if caches else {}), **_variables(options)},
+        setup=options.setup,
+        profile=asked.profile,
         umask=UMASK[config.log.readable_by],
     )
+
+
+def _variables(options: ClusterProfile) -> dict[str, str]:
+    """Return the variables of a profile."""
+    return {**({INTERFACE: options.interface} if options.interface else {}), **options.environment}
 
 
 def _check_together(asked: Asked) -> None:
@@ -146,8 +162,8 @@ def _check_together(asked: Asked) -> None:
             f"--checkpoint {asked.checkpoint} is for --eval; add --eval SUITE, or leave it out: a run goes on from its "
             "own newest checkpoint"
         )
-    if asked.mounts and asked.container is None:
-        raise UserError(f"--mount {asked.mounts[0]} is for --container; add --container IMAGE, or leave it out")
+    if asked.options.mount and asked.options.container is None:
+        raise UserError(f"--mount {asked.options.mount[0]} is for --container; add --container IMAGE, or leave it out")
 
 
 def _check_evaluation(asked: Asked, config: RunConfig, where: str, run: Path) -> None:
@@ -163,7 +179,7 @@ def _check_evaluation(asked: Asked, config: RunConfig, where: str, run: Path) ->
         plan_suites(_suites(asked.suite), _settings(asked.suite, config), config.seed)
     source = asked.checkpoint or run
     # A job that this one depends on may write the folder, so it need not exist yet.
-    if _is_in_the_image(asked, source) or sbatch_options.waits(asked.extra):
+    if _is_in_the_image(asked, source) or sbatch_options.waits(asked.options.sbatch):
         return
     try:
         check_measurable(source)
@@ -181,7 +197,7 @@ def _check_evaluation(asked: Asked, config: RunConfig, where: str, run: Path) ->
 def _is_in_the_image(asked: Asked, path: Path) -> bool:
     """Return whether only the container sees this path: it has the job's folder and the runs under their own names."""
     known = [Path.cwd(), asked.runs.absolute()]
-    return asked.container is not None and not any(path.absolute().is_relative_to(folder) for folder in known)
+    return asked.options.container is not None and not any(path.absolute().is_relative_to(folder) for folder in known)
 
 
 def _nodes(asked: Asked, config: RunConfig, where: str) -> int:
@@ -223,7 +239,7 @@ def check_fits(config: RunConfig, where: str, lead_s: int) -> None:
 
 def _training(asked: Asked) -> list[str]:
     runs = ["--runs", str(asked.runs.absolute())]
-    retries = ["--retries", str(asked.retries)] if asked.retries else []
+    retries = ["--retries", str(asked.options.retries)] if asked.options.retries else []
     return ["train", str(asked.file.absolute()), *asked.overrides, *runs, "--resume", *retries]
 
 

@@ -15,6 +15,7 @@ from megasharp.common.exit_codes import Say
 from megasharp.common.files import held, write_for, write_like, write_text
 from megasharp.config.core import dump_tree, find, included, validate
 from megasharp.config.run_config import RunConfig, run_of, with_paths_beside
+from megasharp.config.slurm import ClusterProfile, JobOptions, find_profile, load_profile
 from megasharp.reporting.history import read_run
 from megasharp.reporting.number_text import duration
 from megasharp.reporting.sweeps.grid import Cell, cells, load_sweep
@@ -23,7 +24,7 @@ from megasharp.trainer.resolve.recipes import build_recipes, resolved_config
 from megasharp.trainer.resolve.resolved_run import check
 from megasharp.trainer.resume import check_resume, commits_of
 from megasharp.trainer.stored_config import resumed_config
-from megasharp.trainer.submit import Asked, make_job
+from megasharp.trainer.submit import Asked, make_job, with_given
 
 _FINISHED, _RUNNING, _TO_DO = "finished", "running", "to do"
 _RETRIES = 2
@@ -183,22 +184,14 @@ class Sweep:
 
     def _job(self, cell: Cell) -> Job:
         slurm = self._config.slurm
+        profile = None if slurm.profile is None else find_profile(slurm.profile, self._file.parent)
+        given = {name: getattr(slurm, name) for name in slurm.model_fields_set & {*JobOptions.model_fields}}
         asked = Asked(
             file=self._run_file(cell),
             overrides=[],
             runs=self._folder,
-            time=slurm.time,
+            options=with_given(ClusterProfile() if profile is None else load_profile(profile), given),
+            profile=profile,
             nodes=slurm.nodes,
-            cpus_per_node=slurm.cpus_per_node,
-            lead_s=slurm.lead,
-            restarts=slurm.restarts,
-            retries=slurm.retries,
-            partition=slurm.partition,
-            account=slurm.account,
-            extra=slurm.sbatch,
-            python=slurm.python,
-            container=slurm.container,
-            mounts=slurm.mount,
-            doctor=slurm.doctor,
         )
         return make_job(asked, run_of(cell.tree, self._run_file(cell)))

@@ -58,13 +58,14 @@ _SET = (
 class Resources:
     """The resources asked of Slurm. `lead_s`: seconds before the limit at which the run is asked to end.
 
-    `cpus_per_node` None asks for whole nodes. `extra` are further options of sbatch, as `--qos=high`; `refuse_options`
-    says which.
+    `gres` is the name of GPUs in `--gres`, None asks by `--gpus-per-node`. `cpus_per_node` None asks for whole nodes.
+    `extra` are further options of sbatch, as `--qos=high`; `refuse_options` says which.
     """
 
     nodes: int
     time: str
     gpus_per_node: int = 0
+    gres: str | None = None
     cpus_per_node: int | None = None
     lead_s: int = 600
     partition: str | None = None
@@ -89,7 +90,8 @@ class Job:
     """One job. `run` is the run's folder, `folder` the job's working directory.
 
     `command` are the arguments of `megasharp`, `doctor` those of `megasharp doctor` before it; empty for none.
-    `umask` is for all that the job writes.
+    `setup` are lines of shell before anything starts, `profile` is the file that they are from. `umask` is for all that
+    the job writes.
     """
 
     name: str
@@ -101,6 +103,8 @@ class Job:
     restarts: int = 20
     doctor: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    setup: Sequence[str] = ()
+    profile: Path | None = None
     umask: int = UMASK["owner"]
 
     @property
@@ -162,6 +166,8 @@ def check(job: Job) -> None:
         if name is not None and re.search(r"\s", name):
             raise UserError(f"{option} {name!r}: Slurm has no names with spaces; put commas between several")
     refuse_options(asked.extra)
+    if asked.gres is not None and any(given == "--gres" for text in asked.extra for given, _ in _option_names(text)):
+        raise UserError(f"--sbatch --gres: the profile's gres: {asked.gres} sets it; leave out one of them")
     for path in (job.run, job.folder):
         # In a line of #SBATCH nothing is quoted.
         if re.search(r"\s|%", str(path)):
@@ -181,7 +187,7 @@ def render(job: Job) -> str:
     exports = [f"export {name}=${{{name}:-{shlex.quote(value)}}}" for name, value in job.environment.items()]
     text = resources.files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8")
     return _File(text).substitute(
-        title=f"megasharp {job.command[0]}: {job.name}",
+        title="\n# ".join(_title(job)),
         name=job.name,
         nodes=job.resources.nodes,
         resources="\n".join(f"#SBATCH {option}" for option in _options(job.resources)),
@@ -202,7 +208,23 @@ def render(job: Job) -> str:
         doctor=" ".join(map(shlex.quote, job.doctor)),
         no_start="; does this cluster have pyxis?" if job.software.container else "",
         environment="\n".join(exports),
+        setup=_setup(job.setup),
     )
+
+
+def _title(job: Job) -> Iterator[str]:
+    yield f"megasharp {job.command[0]}: {job.name}"
+    if job.profile is not None:
+        yield f"Cluster profile: {job.profile}"
+
+
+def _setup(lines: Sequence[str]) -> str:
+    """The lines, each of which ends the job where it fails."""
+    if not lines:
+        return ""
+    checked = (f"{line} || give_up {shlex.quote(f'a line of setup failed: {line}')}" for line in lines)
+    # Modules and profiles of shells read variables that are not set.
+    return "\n".join(("# Of the cluster's profile.", "set +u", *checked, "set -u", "", ""))
 
 
 def _options(asked: Resources) -> list[str]:
@@ -212,7 +234,8 @@ def _options(asked: Resources) -> list[str]:
         # Whole nodes come with the partition's default memory, unless all of it is asked for.
         options.append("--mem=0")
     if asked.gpus_per_node:
-        options.append(f"--gpus-per-node={asked.gpus_per_node}")
+        asks = "gpus-per-node=" if asked.gres is None else f"gres={asked.gres}:"
+        options.append(f"--{asks}{asked.gpus_per_node}")
     options += [f"--{name}={value}" for name in ("partition", "account") if (value := getattr(asked, name))]
     return [*options, *others(asked.extra)]
 
@@ -242,6 +265,12 @@ def _lines(job: Job) -> list[str]:
         else:
             lines.append(shlex.quote(argument))
     return lines
+
+
+def besides(options: Sequence[str], over: Sequence[str]) -> list[str]:
+    """Return the options that `over` does not give anew."""
+    anew = {name for text in over for name, _ in _option_names(text)}
+    return [text for text in options if not anew & {name for name, _ in _option_names(text)}]
 
 
 def refuse_options(extra: Sequence[str]) -> None:
@@ -348,7 +377,7 @@ def sbatch(file: Path) -> str:
 
 
 def _gpu_hint(file: Path, words: str) -> str:
-    asked = re.search(r"^#SBATCH (--gpus-per-node=\d+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+    asked = re.search(r"^#SBATCH (--(?:gpus-per-node|gres)=\S+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
     if asked is None or "gres" not in words:
         return ""
     return f"; the file asks for {asked[1]}: has this partition GPUs?"

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, JsonValue, field_validator
+from pydantic import Field, JsonValue
 
 from megasharp.common.errors import UserError
 from megasharp.common.section import Section
 from megasharp.config.core import PRESETS, Tree, apply_overrides, find, merge, read_tree, validate
+from megasharp.config.slurm import JobOptions
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 Axes = dict[str, Annotated[list[JsonValue], Field(min_length=1)]]
@@ -65,13 +66,13 @@ class ResultsConfig(Section):
     )
 
 
-class SlurmConfig(Section):
+class SlurmConfig(JobOptions):
     """Options of `megasharp submit` for the runs; at most `at_once` of the array's jobs run together."""
 
-    time: str = Field(
-        default="24:00:00",
-        description="Time limit of one attempt of a run, as HH:MM:SS, D-HH:MM:SS or minutes, in quotes. The run saves "
-        "before it and the job is queued again.",
+    profile: str | None = Field(
+        default=None,
+        description="Cluster profile with the options that this table does not set: a file beside the sweep's or found "
+        "from here, or a name in ~/.config/megasharp/profiles. null: none.",
     )
     at_once: int | None = Field(
         default=None,
@@ -83,53 +84,6 @@ class SlurmConfig(Section):
         ge=1,
         description="Number of nodes per run. null: cluster.nodes of the run file, which it must equal.",
     )
-    cpus_per_node: int | None = Field(
-        default=None,
-        ge=1,
-        description="Number of CPUs per node to ask for. null: whole nodes.",
-    )
-    partition: str | None = Field(default=None, description="Slurm partition. null: the cluster's default.")
-    account: str | None = Field(default=None, description="Slurm account. null: the cluster's default.")
-    sbatch: list[str] = Field(
-        default=[],
-        description="Further options of sbatch, such as --qos=high. Options that other keys set are refused.",
-    )
-    lead: int | None = Field(
-        default=None,
-        ge=1,
-        description="Seconds before the time limit at which a run is asked to save and end. Raise it when a "
-        "checkpoint takes long to write. null: 600.",
-    )
-    restarts: int = Field(
-        default=20,
-        ge=0,
-        description="Number of times that a job may be queued again, after its time limit or a lost node. 0: never.",
-    )
-    retries: int = Field(
-        default=3,
-        ge=0,
-        description="Number of times that a failed run is started again inside its job. 0: never.",
-    )
-    python: str | None = Field(
-        default=None,
-        description="Path of the Python with megasharp on the nodes. null: this Python, or python3 in a container.",
-    )
-    container: str | None = Field(default=None, description="Container image for pyxis. null: no container.")
-    mount: list[str] = Field(
-        default=[],
-        description="Folders seen in the container, as /from:/to. Only with container.",
-    )
-    doctor: bool | None = Field(
-        default=None,
-        description="Checks the nodes with megasharp doctor before each attempt. null: only where the run has GPUs.",
-    )
-
-    @field_validator("time", mode="before")
-    @classmethod
-    def _is_text(cls, value: object) -> object:
-        if isinstance(value, int):
-            raise ValueError('YAML reads this as a number; write it in quotes, as "4:00:00" or "240" minutes')
-        return value
 
 
 class SweepConfig(Section):

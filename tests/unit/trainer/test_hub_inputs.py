@@ -17,6 +17,7 @@ from megasharp.common.errors import UserError
 from megasharp.common.files import write_text
 from megasharp.config.core import dump_yaml
 from megasharp.config.run_config import load_run
+from megasharp.config.slurm import ClusterProfile
 from megasharp.trainer.resolve.resolved_run import check
 from megasharp.trainer.submit import Asked, submit_run
 from megasharp.trainer.sweep import Sweep
@@ -63,7 +64,9 @@ def test_doctor_says_what_the_cache_has_of_a_model(
 def test_a_container_sees_the_cache_only_where_the_run_reads_of_the_hub(cached: Path, tmp_path: Path) -> None:
     def file(*overrides: str) -> str:
         said: list[str] = []
-        asked = Asked(QUICKSTART / "run.yaml", overrides, tmp_path, "60", container="/i.sqsh", mounts=["/data:/data"])
+        asked = Asked(
+            QUICKSTART / "run.yaml", overrides, tmp_path, ClusterProfile(container="/i.sqsh", mount=["/data:/data"])
+        )
         submit_run(asked, dry_run=True, say=said.append)
         return "\n".join(said)
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 from cases import each_case
 
 from megasharp.common.errors import UserError
-from megasharp.trainer.submit import Asked, submit_run
+from megasharp.config.slurm import ClusterProfile, find_profile, load_profile
+from megasharp.trainer.submit import Asked, submit_run, with_given
 
 REPOSITORY = Path(__file__).parents[3]
 CASP = REPOSITORY / "examples" / "qwen2.5-32b-casp" / "run.yaml"
@@ -18,9 +22,11 @@ BASE = QUICKSTART.parent / "base"
 
 
 def dry_run(file: Path, *overrides: str, **asked: object) -> str:
+    """`asked`: options of the job, and fields of `Asked` besides."""
     said: list[str] = []
-    given = {"runs": Path("runs"), "time": "24:00:00", **asked}
-    submit_run(Asked(file, overrides, **given), dry_run=True, say=said.append)  # type: ignore[arg-type]
+    own = {"runs": Path("runs"), **{name: value for name, value in asked.items() if name in Asked.__slots__}}
+    options = ClusterProfile.model_validate({name: asked[name] for name in asked.keys() - own.keys()})
+    submit_run(Asked(file, overrides, options=options, **own), dry_run=True, say=said.append)  # type: ignore[arg-type]
     return "\n".join(said)
 
 
@@ -64,7 +70,7 @@ def test_an_evaluation_keeps_its_samples_and_is_warned_late() -> None:
     assert 'say "time is nearly up: the evaluation is asked to end"' in text
     assert 'standing() { echo "$(find "$run/evals/by_hand" -name "*.parquet" 2>/dev/null | wc -l) tables' in text
     assert 'standing() { cat "$run/checkpoints/latest"' in dry_run(QUICKSTART)
-    text = dry_run(FLEET, suite="countdown_test", checkpoint=BASE, lead_s=90)
+    text = dry_run(FLEET, suite="countdown_test", checkpoint=BASE, lead=90)
     assert "#SBATCH --signal=B:USR1@90\n" in text
     assert "#SBATCH --signal=B:USR1@600\n" in dry_run(QUICKSTART)
 
@@ -96,7 +102,7 @@ def test_an_evaluation_that_could_not_start_is_refused(
 def test_a_checkpoint_that_is_not_seen_from_here_is_left_to_the_job(tmp_path: Path) -> None:
     """One that another job is to write, or that lies in the image."""
     later: dict[str, object] = {"suite": "countdown_test", "runs": tmp_path}
-    assert "by_hand" in dry_run(FLEET, extra=["--dependency=afterok:7"], **later)
+    assert "by_hand" in dry_run(FLEET, sbatch=["--dependency=afterok:7"], **later)
     inside = Path("/data/step_000300")
     assert "  /data/step_000300\n" in dry_run(FLEET, container="/i.sqsh", checkpoint=inside, **later)
     with pytest.raises(UserError, match="neither a run with a checkpoint"):
@@ -107,7 +113,7 @@ def test_a_checkpoint_that_is_not_seen_from_here_is_left_to_the_job(tmp_path: Pa
     ("asked", "words"),
     [
         ({"checkpoint": BASE}, "--checkpoint .*base is for --eval; add --eval SUITE, or leave it out"),
-        ({"mounts": ["/data:/data"]}, "--mount /data:/data is for --container; add --container IMAGE, or leave it out"),
+        ({"mount": ["/data:/data"]}, "--mount /data:/data is for --container; add --container IMAGE, or leave it out"),
     ],
 )
 def test_options_that_mean_nothing_without_another_are_refused(asked: dict[str, object], words: str) -> None:
@@ -122,7 +128,7 @@ def test_options_that_mean_nothing_without_another_are_refused(asked: dict[str, 
         (CASP, [], {"nodes": 6}, "so 2 of the 6 nodes of --nodes would idle"),
         (CASP, ["policy.dp=8"], {}, "cluster.nodes = 4 x cluster.gpus_per_node = 8 cannot hold"),
         (CASP, ["policy.offload=[]"], {}, "GB of 141 GB do not fit"),
-        (CASP, [], {"lead_s": 20}, "a checkpoint takes .* s to write, as planned, .*; raise --lead"),
+        (CASP, [], {"lead": 20}, "a checkpoint takes .* s to write, as planned, .*; raise --lead"),
         (CASP, [], {"time": "1d"}, "--time 1d"),
         (CASP, [], {"suite": "countdown_test", "nodes": 2}, "an evaluation's engines are on one node"),
         (QUICKSTART, ["cluster.nodes=2"], {}, "cluster.nodes=2 needs cluster.backend=ray"),
@@ -136,7 +142,7 @@ def test_what_cannot_fit_is_refused(file: Path, overrides: list[str], asked: dic
 def test_without_slurm_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="sbatch is not on this machine"):
-        submit_run(Asked(QUICKSTART, [], tmp_path, "60"), dry_run=False, say=print)
+        submit_run(Asked(QUICKSTART, [], tmp_path, ClusterProfile(time="60")), dry_run=False, say=print)
 
 
 def test_sbatchs_own_words_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,4 +152,55 @@ def test_sbatchs_own_words_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(UserError, match=r"sbatch refused .*quickstart.sbatch: invalid partition specified: gpu$"):
-        submit_run(Asked(QUICKSTART, [], tmp_path, "60"), dry_run=False, say=print)
+        submit_run(Asked(QUICKSTART, [], tmp_path, ClusterProfile(time="60")), dry_run=False, say=print)
+
+
+@pytest.mark.parametrize("name", ["enroot-8xh200", "modules-venv", "roce-gres"])
+def test_bash_reads_the_job_of_each_example_profile_which_says_where_it_is_from(name: str) -> None:
+    profile = REPOSITORY / "slurm" / "profiles" / f"{name}.yaml"
+    options = load_profile(profile)
+    text = dry_run(CASP, profile=profile, runs=Path("runs"), **dict(options))
+    assert f"# Cluster profile: {profile}\n" in text
+    assert "#SBATCH --gpus-per-node=8\n" in text or "#SBATCH --gres=gpu:h100:8\n" in text
+    for variable, value in options.environment.items():
+        assert f"export {variable}=${{{variable}:-{shlex.quote(value)}}}\n" in text
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+def test_a_line_of_a_profiles_setup_that_fails_ends_the_job(tmp_path: Path) -> None:
+    """Bash runs what is rendered between the job's beginning and its first step."""
+    setup = ["export READ=$NOT_SET", "false && true"]
+    text = dry_run(QUICKSTART, setup=setup, runs=tmp_path, interface="bond0")
+    assert "export MEGASHARP_INTERFACE=${MEGASHARP_INTERFACE:-bond0}\n" in text
+    part = text[text.index("set -u\n") : text.index("export MEGASHARP_NODES")].replace("#SBATCH", "#")
+    asked = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a", "PATH": os.environ["PATH"]}
+    given = f"run={tmp_path}\nmost_restarts=1\n{part}"
+    done = subprocess.run(["bash", "-c", given], env=asked, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "gave up: a line of setup failed: false && true;" in done.stdout
+    assert done.stderr == ""
+
+
+def test_what_is_given_counts_before_the_profile(tmp_path: Path) -> None:
+    profile = ClusterProfile(partition="a", time="60", sbatch=["--qos=low", "--constraint=h200"], mount=["/a:/a"])
+    found = with_given(profile, {"time": "90", "sbatch": ["--qos=high"], "mount": ["/b:/b"]})
+    assert found == profile.model_copy(
+        update={"time": "90", "sbatch": ["--constraint=h200", "--qos=high"], "mount": ["/a:/a", "/b:/b"]}
+    )
+    with pytest.raises(UserError, match=r"gres: gpu sets it; leave out one"):
+        dry_run(CASP, gres="gpu", sbatch=["--gres=gpu:8"], runs=tmp_path)
+
+
+def test_a_profile_is_found_by_its_name_and_its_mistakes_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    file = tmp_path / "megasharp" / "profiles" / "site.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("partion: gpu\n")
+    assert find_profile("site") == file and find_profile("site.yaml", file.parent) == file
+    with pytest.raises(UserError, match=r"site.yaml: partion: unknown key, nearest is partition; .* \(line 1"):
+        load_profile(file)
+    with pytest.raises(UserError, match=r"--profile sit: neither this file nor .*sit.yaml exists; nearest is site"):
+        find_profile("sit")
+    with pytest.raises(UserError, match=r"profiles there: site$"):
+        find_profile("other/cluster")
