@@ -1,14 +1,15 @@
 """Attention back-ends of SGLang 0.5.21 that serve a policy with its memory network, by GPU and by heads.
 
 Where nothing is set SGLang chooses by the GPU (`get_default_attn_backend`): fa3 on Hopper (compute capability 9),
-trtllm_mha on B200, GB200 and B300 (10), flashinfer on others. fa3 has kernels up to Hopper only, and trtllm_mha was not
-read for two networks in one cache, so from capability 10 on an engine with a memory network gets another one by
-default. **None of this has run on a GPU.**
+trtllm_mha on B200, GB200 and B300 (10), flashinfer on others. fa3 has kernels for capabilities 8 and 9 only, and
+trtllm_mha was not read for two networks in one cache. An engine with a memory network that SGLang's choice does not
+serve gets another one by default. **None of this has run on a GPU.**
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from megasharp.common.errors import UserError
@@ -20,7 +21,8 @@ _ANY, _NOT_MORE, _EQUAL = "any number of", "not more", "as many"
 _BACKENDS = {"torch_native": _ANY, "fa3": _ANY, "flashinfer": _EQUAL, "triton": _NOT_MORE}
 _FA3 = (8, 9)
 _WITHOUT_FA3 = "flashinfer"
-_BLACKWELL = 10
+# SGLang's choice by the major compute capability, and on all other GPUs.
+_CHOICES, _CHOICE = {9: "fa3", 10: "trtllm_mha"}, "flashinfer"
 
 
 def check_kernels(flags: Mapping[str, Any], capability: Capability | None) -> None:
@@ -65,16 +67,11 @@ def default_attention(policy: Any, memory: Any, capability: Capability | None) -
 
     Raises UserError as `check_attention`.
     """
-    if capability is None or capability[0] < _BLACKWELL:
+    if capability is None:
         return None
-    check_attention(_Unset, policy, memory, capability)
-    return _usable(policy, memory, capability)[0]
-
-
-class _Unset:
-    """Nothing is chosen."""
-
-    attention_backend = prefill_attention_backend = decode_attention_backend = None
+    check_attention(SimpleNamespace(**dict.fromkeys(ATTENTION_KEYS)), policy, memory, capability)
+    usable = _usable(policy, memory, capability)
+    return None if _CHOICES.get(capability[0], _CHOICE) in usable else usable[0]
 
 
 def _usable(policy: Any, memory: Any, capability: Capability | None) -> list[str]:

@@ -173,7 +173,10 @@ def test_attention_of_unequal_heads(keys: dict[str, Any]) -> None:
         ((9, 0), 8, None),
         ((10, 0), 4, "flashinfer"),
         ((10, 3), 2, "triton"),
-        ((12, 0), 4, "flashinfer"),
+        ((12, 0), 4, None),
+        ((12, 0), 2, "triton"),
+        ((8, 0), 4, None),
+        ((8, 0), 8, "fa3"),
     ],
 )
 def test_attention_of_a_memory_network_by_gpu(
