@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from megasharp.checkpoint.recorded import CONFIG_FILE
@@ -29,6 +30,21 @@ from megasharp.trainer.submit import Asked, make_job, with_given
 _FINISHED, _RUNNING, _TO_DO = "finished", "running", "to do"
 _RETRIES = 2
 _REMEDY = "restore the sweep's file, or give the case, or the sweep, another name"
+# Options of `megasharp submit` that are keys of a sweep, where a message names them, and not one of sbatch's own.
+_OPTION = re.compile(
+    r"(?<![\w'=-])(?<!sets )--(time|lead|nodes|cpus-per-node|partition|account|sbatch|restarts|retries|container|mount)"
+    r"(?![\w-])"
+)
+
+
+@contextmanager
+def _naming_keys(file: Path) -> Iterator[None]:
+    """Have messages about a job name the sweep's keys, where `megasharp submit` has options."""
+    try:
+        yield
+    except UserError as error:
+        said, count = _OPTION.subn(lambda found: f"slurm.{found[1].replace('-', '_')}", str(error))
+        raise type(error)(f"{file}: {said}" if count else said) from None
 
 
 class Sweep:
@@ -76,6 +92,10 @@ class Sweep:
 
     def submit(self, *, dry_run: bool) -> None:
         """Submit what is not finished as one Slurm array."""
+        with _naming_keys(self._file):
+            self._submit(dry_run)
+
+    def _submit(self, dry_run: bool) -> None:
         self._prepare(weights=not dry_run)
         jobs = {number: self._job(cell) for number, cell in enumerate(self._cells) if self._state(cell) == _TO_DO}
         if not jobs:
