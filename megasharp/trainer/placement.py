@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from megasharp.common.errors import UserError
 from megasharp.common.group_environment import compute_capability, in_order, keep_to
 from megasharp.common.watchdog import There
 from megasharp.learner.learner import POLICY, LearnerSettings
@@ -177,7 +178,15 @@ class RayPlacement:
 
 
 def check_placement(resolved: ResolvedRun) -> None:
-    """Refuse GPUs that this machine does not have, before anything is written. Ray refuses what it does not have."""
+    """Refuse GPUs that this machine does not have, and starters of ranks, before anything is written.
+
+    Ray refuses what it does not have itself.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise UserError(
+            f"torchrun started {os.environ['WORLD_SIZE']} of this command, and each would train the whole run; give "
+            "`megasharp train` once: it starts the ranks of policy.dp x tp x pp x cp itself"
+        )
     if resolved.config.cluster.backend == "local":
         LocalPlacement(resolved)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from megasharp.common.errors import UserError
 from megasharp.config.core import apply_overrides, parse_yaml, validate
 from megasharp.config.run_config import RunConfig
 from megasharp.trainer.eval_source import evaluation_settings
+from megasharp.trainer.placement import check_placement
 from megasharp.trainer.resolve.devices import check_enough, check_names, gpus_here, leave_gpus_alone
 
 MINIMAL = """
@@ -109,3 +112,13 @@ def test_a_run_on_cpus_hides_gpus_and_another_does_not(machine: Machine) -> None
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
     leave_gpus_alone(config("policy.device=cpu"))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_ranks_that_torchrun_started_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    resolved: Any = SimpleNamespace(config=config("policy.device=cpu"))
+    with pytest.raises(UserError, match="torchrun started 8 of this command"):
+        check_placement(resolved)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    check_placement(resolved)
