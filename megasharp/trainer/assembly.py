@@ -100,7 +100,7 @@ def assemble(
 def tell_attention(learners: Learners, folder: RunFolder, attempt: AttemptLog, say: Say) -> None:
     """Record the kernels of attention; say on GPUs which they are, and anywhere that they have changed."""
     kernels = learners.policy.attention()
-    before = [record.attention for record in read_attempts(folder.logs).values() if record is not None]
+    before = [record.attention for record in read_attempts(folder.logs.parent).values() if record is not None]
     last = next((name for name in reversed(before) if name is not None), kernels.name)
     attempt.attends(kernels.name)
     if kernels.name != "blocks" or last != kernels.name:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import yaml
 from cases import each_case
 
+from megasharp.checkpoint.attempts import AttemptLog
 from megasharp.checkpoint.manifest import Inputs
+from megasharp.checkpoint.run_folder import RunFolder
 from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.common.errors import UserError
 from megasharp.config.core import dump_yaml, parse_yaml
 from megasharp.config.run_config import RunConfig, load_run, run_tree
 from megasharp.convert.architecture import record_arguments
 from megasharp.convert.hf_folder import read_config
-from megasharp.trainer.factories import learner_settings
+from megasharp.ops.attention_kernels import Kernels
+from megasharp.trainer.assembly import tell_attention
+from megasharp.trainer.factories import Learners, learner_settings
 from megasharp.trainer.resolve.resolved_run import check
 from megasharp.trainer.resume import (
     check_inputs,
@@ -184,8 +191,10 @@ def test_a_folder_in_which_a_job_has_only_logs_is_a_run_that_does_not_exist_yet(
 
 
 def test_harmless_changes_are_named(tmp_path: Path) -> None:
-    lines = check_resume(_stored(tmp_path), _config("steps=300", "policy.tp=2"))
+    lines = check_resume(_stored(tmp_path), _config("steps=300", "policy.tp=2", "policy.attention=fa2"))
     assert lines == [
+        "changed since the last attempt: policy.attention: 'auto' -> 'fa2' (kernels round differently: curves go on, "
+        "bits are not reproduced)",
         "changed since the last attempt: policy.tp: 1 -> 2",
         "changed since the last attempt: steps: 200 -> 300 (the linear decay of the learning rate ends there)",
     ]
@@ -318,3 +327,23 @@ def test_what_the_run_reads_may_not_be_edited_unseen() -> None:
         assert line.startswith(f"changed since the last attempt: {what}")
     another = now.model_copy(update={"suites": {"a suite that is no longer asked for": "1"}})
     assert check_inputs(another, now, resolved, ()) == []
+
+
+def test_kernels_of_attention_that_have_changed_are_said(tmp_path: Path) -> None:
+    """`auto` may find others on another card, or after an installation."""
+
+    class Policy:
+        def attention(self) -> Kernels:
+            return Kernels("fa2", "not fa3: it is not here")
+
+    (tmp_path / "logs" / "attempt_1").mkdir(parents=True)
+    (tmp_path / "logs" / "attempt_2").mkdir()
+    folder, said = RunFolder(tmp_path, 2, True, StringIO()), list[str]()
+    learners = cast("Learners", SimpleNamespace(policy=Policy()))
+    with AttemptLog(tmp_path / "logs" / "attempt_1") as first:
+        first.attends("fa3")
+    with AttemptLog(folder.logs) as second:
+        tell_attention(learners, folder, second, said.append)
+        assert second.record.attention == "fa2"
+    assert said[0] == "attention: FlashAttention-2, torch's own (fa2), not fa3: it is not here"
+    assert said[1].startswith("attention was fa3 in the attempt before: ") and len(said) == 2
