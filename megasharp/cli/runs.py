@@ -24,10 +24,8 @@ def show(
 ) -> None:
     """Show where one run stands: progress, goodput, restarts, checkpoints, resets, trends, warnings."""
     from megasharp.metrics.console import SafeConsole
-    from megasharp.reporting.history import find_run, read_run
-    from megasharp.reporting.show import screen
 
-    SafeConsole().print(screen(read_run(find_run(run, runs))))
+    show_run(run, runs, SafeConsole())
 
 
 @runs_app.command("compare")
@@ -76,11 +74,27 @@ def compare_runs(names: Sequence[str], runs: Path, picture: Path | None, console
     return plot_runs(curves, picture or shown[0].folder.resolve().parent / "compare.png")
 
 
+def show_run(name: str, runs: Path, console: Console) -> None:
+    """Print the screen of one run, or of one that waits for its job. Raises UserError where there is neither."""
+    from megasharp.cluster.slurm.submitted import standings
+    from megasharp.reporting.history import began, find_run, find_submitted, read_run
+    from megasharp.reporting.show import screen, submitted_screen
+
+    waiting = find_submitted(name, runs)
+    if waiting is not None:
+        console.print(submitted_screen(waiting, standings({waiting: 0.0})[waiting]))
+        return
+    history = read_run(find_run(name, runs))
+    said = standings({history.folder: began(history)}) if history.may_be_queued else {}
+    console.print(screen(history, said.get(history.folder)))
+
+
 def list_runs(folder: Path, console: Console) -> None:
     """Print the runs in a folder, a line each, the one that was written last first. Raises UserError for no folder."""
     from rich.text import Text
 
-    from megasharp.reporting.history import find_runs
+    from megasharp.cluster.slurm.submitted import standings
+    from megasharp.reporting.history import began, find_runs, submitted_only
     from megasharp.reporting.number_text import Columns, moment
 
     if not folder.is_dir():
@@ -88,13 +102,19 @@ def list_runs(folder: Path, console: Console) -> None:
     found, problems = find_runs(folder)
     for line in problems:
         console.print(Text(f"! {line}"))
-    if not found:
+    waiting = submitted_only(folder)
+    if not found and not waiting:
         console.print(Text(f"no runs in {folder}"))
         return
+    # One question for all of them.
+    said = standings({**dict.fromkeys(waiting, 0.0), **{run.folder: began(run) for run in found if run.may_be_queued}})
     table = Columns("run", "state", "step", "reward", "attempts", "last written", style="dim")
+    for path, submitted in waiting.items():
+        table.add_row(path.name, said[path], "-", "-", "0", moment(submitted))
     for run in found:
         rewards = run.series("reward/mean")
         reward = f"{rewards[-1][1]:.3f}" if rewards else "-"
         of = "" if run.steps is None else f" of {run.steps}"
-        table.add_row(run.name, run.state, f"{run.last_step}{of}", reward, str(len(run.attempts)), moment(run.written))
+        state = said.get(run.folder, run.state)
+        table.add_row(run.name, state, f"{run.last_step}{of}", reward, str(len(run.attempts)), moment(run.written))
     console.print(table)

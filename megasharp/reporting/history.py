@@ -31,6 +31,7 @@ from megasharp.checkpoint.attempts import AttemptRecord, attempt_paths, read_att
 from megasharp.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from megasharp.checkpoint.recorded import CONFIG_FILE
 from megasharp.checkpoint.run_folder import SUPERSEDED, stored_config
+from megasharp.cluster.slurm.submitted import SUBMITTED, submitted_jobs
 from megasharp.common.control import BestFigure, with_evaluation
 from megasharp.common.errors import UserError
 from megasharp.common.formats import NewerFormat
@@ -149,6 +150,11 @@ class RunHistory:
         return max(len(self.attempts) - 1, 0)
 
     @property
+    def may_be_queued(self) -> bool:
+        """True where it neither trains now nor is finished: a job that goes on with it may be waiting."""
+        return self.state not in ("running", "finished")
+
+    @property
     def written(self) -> float:
         """When its last row was written, or its configuration where there is none, in seconds since 1970."""
         times = [row.get("time") or 0.0 for row in self.rows]
@@ -192,6 +198,30 @@ def find_run(name: str, runs: Path) -> Path:
         if (folder / CONFIG_FILE).is_file():
             return folder
     raise UserError(f"no run {name!r}: neither {name} nor {runs / name} holds a {CONFIG_FILE}; see megasharp runs list")
+
+
+def find_submitted(name: str, runs: Path) -> Path | None:
+    """Return the folder of a run, given as in `find_run`, that was submitted and has not begun; None where it has."""
+    for folder in (Path(name), runs / name):
+        if (folder / CONFIG_FILE).is_file():
+            return None
+        if submitted_jobs(folder):
+            return folder
+    return None
+
+
+def submitted_only(folder: Path) -> dict[Path, float]:
+    """Return the runs directly below `folder` that were submitted and have not begun, and when; the latest first."""
+    paths = (path.parents[1] for path in folder.glob(f"*/{SUBMITTED}"))
+    found = {
+        path: jobs[-1].time for path in paths if not (path / CONFIG_FILE).exists() and (jobs := submitted_jobs(path))
+    }
+    return dict(sorted(found.items(), key=lambda item: item[1], reverse=True))
+
+
+def began(run: RunHistory) -> float:
+    """Return when the last attempt of a run began, in seconds since 1970; 0.0 for attempts without a record."""
+    return max((record.started for record in run.attempts.values() if record is not None), default=0.0)
 
 
 def find_runs(folder: Path) -> tuple[list[RunHistory], list[str]]:

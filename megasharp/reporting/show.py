@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -157,12 +158,17 @@ _ATTEMPTS, _CHECKPOINTS, _EVENTS, _WIDTH, _REASON = 5, 3, 3, 40, 160
 _PACE = 50
 
 
-def screen(history: RunHistory) -> RenderableType:
-    """Lay out the screen of one run."""
+def submitted_screen(folder: Path, standing: str) -> RenderableType:
+    """Lay out the screen of a run that was submitted and has not begun; `standing` says where its job stands."""
+    return Group(Text(f"{folder.name}  {folder}", style="bold"), Text(standing))
+
+
+def screen(history: RunHistory, standing: str | None = None) -> RenderableType:
+    """Lay out the screen of one run; `standing` says where the job stands that is to go on with it."""
     blocks: list[list[RenderableType]] = [
         [
             Text(f"{history.name}  {history.folder}", style="bold"),
-            *map(Text, [*_standing(history), *_discarded(history)]),
+            *map(Text, [*([standing] if standing else []), *_standing(history), *_discarded(history)]),
         ],
         [_attempts(history)],
         [_checkpoints(history)],

@@ -21,6 +21,7 @@ from itertools import product
 from pathlib import Path
 from string import Template
 
+from megasharp.cluster.slurm.submitted import record
 from megasharp.common.errors import UserError
 from megasharp.common.files import UMASK, write_text
 
@@ -110,25 +111,26 @@ class Job:
     @property
     def latest(self) -> str:
         """The link in the run's logs to the newest attempt: a run's own is not turned to another command's."""
-        return "latest" if self._is_run else f"latest_{self.command[0]}"
+        return "latest" if self.is_run else f"latest_{self.command[0]}"
 
     @property
     def asked(self) -> str:
         """The words of its log for the command when time is nearly up."""
-        if self._is_run:
+        if self.is_run:
             return "the run is asked to save and end"
         return "the evaluation is asked to end"
 
     @property
     def standing(self) -> str:
         """A line of shell that says how far the command has come, so that a job which makes no progress gives up."""
-        if self._is_run:
+        if self.is_run:
             return 'cat "$run/checkpoints/latest" 2>/dev/null || echo "no checkpoint"'
         tables = 'find "$run/evals/by_hand" -name "*.parquet" 2>/dev/null'
         return f'echo "$({tables} | wc -l) tables of the evaluation"'
 
     @property
-    def _is_run(self) -> bool:
+    def is_run(self) -> bool:
+        """True where the job trains."""
         return self.command[0] == "train"
 
 
@@ -350,7 +352,10 @@ def submit(job: Job) -> tuple[str, Path]:
     file = logs / f"{job.name}.sbatch"
     write_text(file, text)
     number = sbatch(file)
-    return number, logs / f"slurm_{number}.log"
+    log = logs / f"slurm_{number}.log"
+    if job.is_run:
+        record(job.run, number, log)
+    return number, log
 
 
 def sbatch_program() -> str:
@@ -429,7 +434,10 @@ def submit_array(name: str, jobs: Mapping[int, Job], folder: Path, at_once: int 
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     file = folder / "array.sbatch"
     write_text(file, text)
-    return sbatch(file)
+    array = sbatch(file)
+    for number, job in jobs.items():
+        record(job.run, f"{array}_{number}", folder / "logs" / f"{array}_{number}.log")
+    return array
 
 
 def _asked(job: Job) -> list[str]:
