@@ -153,11 +153,13 @@ class Rates:
 class Kept:
     """The files that a run of `steps` steps has at its end, by number.
 
-    `checkpoints` counts the one that is being written while the oldest is still there. `tables` and `token_tables` are
-    of so many steps, by retention; `tokens` is the most of one step that is written token by token.
+    Checkpoints are `every` steps apart; `checkpoints` counts the one that is being written while the oldest is still
+    there. `tables` and `token_tables` are of so many steps, by retention; `tokens` is the most of one step that is
+    written token by token.
     """
 
     steps: int
+    every: int
     checkpoints: int
     export_hf: bool
     tables: int
@@ -340,6 +342,20 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Loss:
+    """The work that a failure loses: the steps since the last checkpoint, of which there are `every` at most.
+
+    `fewer` steps between checkpoints lose at most an hour, and saving takes the share `saving` of the time then; None
+    where `every` loses no more already, or a step is longer.
+    """
+
+    every: int
+    seconds: float
+    fewer: int | None = None
+    saving: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Disk:
     """Bytes that a run has on disk at its end, of every file that is kept. Evaluations and logs are small."""
 
@@ -399,6 +415,12 @@ class Plan:
     def works(self) -> bool:
         """True where no problem is an error."""
         return all(problem.level != "error" for problem in self.problems)
+
+    @property
+    def ending_seconds(self) -> float:
+        """Seconds, at most, of a run that is asked to end: what is left of a step after sampling, and a checkpoint."""
+        rest = sum(time.seconds or 0.0 for time in self.times if time.name != "rollout")
+        return rest + self.checkpoint.seconds
 
     @property
     def fullest(self) -> int:

@@ -33,7 +33,18 @@ from megasharp.planner.formulas import (
     token_table_bytes,
 )
 from megasharp.planner.memory import Rows
-from megasharp.planner.records import Checkpoint, Disk, DlcCost, EngineMemory, Engines, Gpu, Network, Request, StageTime
+from megasharp.planner.records import (
+    Checkpoint,
+    Disk,
+    DlcCost,
+    EngineMemory,
+    Engines,
+    Gpu,
+    Loss,
+    Network,
+    Request,
+    StageTime,
+)
 
 _GIB = 2**30
 # Our engines' own defaults (rollout/sglang/engine/engine_config.py): tokens of cache and requests at once on a CPU, and
@@ -45,6 +56,7 @@ CONTEXT = 1_000_000_000
 _QUEUE_SHARE = 0.1
 # PCIe 5.0 x16, one direction, at what copies from pinned memory reach.
 _HOST_LINK = 50e9
+_HOUR = 3600.0
 # Bytes of a token that the memory network learns again (`records.Sampled`).
 _TOKEN = 4
 
@@ -253,6 +265,17 @@ def checkpoint(request: Request) -> Checkpoint:
         size += checkpoint_bytes(memory, memory, request.width)
     size += request.width * policy if request.passes.reference else 0
     return Checkpoint(size, size / request.rates.disk)
+
+
+def loss(request: Request, step: float | None, save: Checkpoint) -> Loss | None:
+    """Return the work that a failure loses at most, with steps of `step` seconds; None where these are not known."""
+    if step is None:
+        return None
+    every = min(request.kept.every, request.kept.steps)
+    fewer = int(_HOUR / step)
+    if not 0 < fewer < every:
+        return Loss(every, every * step)
+    return Loss(every, every * step, fewer, save.seconds / (fewer * step))
 
 
 def disk_bytes(request: Request, save: Checkpoint) -> Disk:

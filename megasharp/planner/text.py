@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from megasharp.planner.formulas import Lengths
 from megasharp.planner.memory import ANNOTATION, HANDOVER, SAMPLING, TRAINING, run_text
 from megasharp.planner.records import EngineMemory, Machines, Network, Plan, Request, StageMemory
+from megasharp.planner.seconds import loss
 from megasharp.planner.suggest import Suggestion
 
 Tree = dict[str, object]
@@ -59,12 +60,29 @@ def plan_tree(request: Request, plan: Plan, notes: Sequence[str], suggestions: S
         "dlc": _dlc_tree(request, plan),
         "step_seconds": plan.step_seconds,
         "tokens_per_second_per_gpu_in_use": plan.tokens_per_second_per_gpu,
-        "checkpoint": {"size_bytes": plan.checkpoint.size, "seconds": plan.checkpoint.seconds if gpu else None},
+        "checkpoint": {
+            "size_bytes": plan.checkpoint.size,
+            "seconds": plan.checkpoint.seconds if gpu else None,
+        },
+        "failure": _failure_tree(request, plan),
         "disk": _disk_tree(request, plan),
         "host_bytes_per_node": plan.host,
         "problems": [dataclasses.asdict(problem) for problem in plan.problems],
         "notes": list(notes),
         "suggestions": [_suggestion(one) for one in suggestions],
+    }
+
+
+def _failure_tree(request: Request, plan: Plan) -> Tree | None:
+    """Work lost by a failure at most, and the steps between checkpoints by which that is an hour at most."""
+    lost = loss(request, plan.step_seconds, plan.checkpoint)
+    if lost is None:
+        return None
+    return {
+        "checkpoint_every_steps": lost.every,
+        "lost_hours": lost.seconds / _HOUR,
+        "every_steps_for_an_hour": lost.fewer,
+        "saving_share_then": lost.saving,
     }
 
 
@@ -218,6 +236,7 @@ def _suggestion(one: Suggestion) -> Tree:
 
 
 _WIDTH, _LABEL, _COLUMN, _STAGES = 100, 40, 15, 4
+_HOUR = 3600.0
 _PHASES = {
     TRAINING: "in training",
     ANNOTATION: "in annotation (passes before)",
@@ -233,7 +252,7 @@ def plan_text(request: Request, plan: Plan, notes: Sequence[str]) -> str:
     lines = [*_head(request, plan), "", *_memory(request, plan, unit)]
     if plan.engine is not None:
         lines += ["", *_engine(request, plan, plan.engine, unit), *_dlc(request, plan, unit)]
-    lines += ["", *_time(request, plan), *_checkpoint(request, plan), *_disk(request, plan)]
+    lines += ["", *_time(request, plan), *_checkpoint(request, plan), *_failure(request, plan), *_disk(request, plan)]
     if notes or plan.problems:
         lines.append("")
     lines += [line for note in notes for line in _wrapped("note", note)]
@@ -489,6 +508,20 @@ def _checkpoint(request: Request, plan: Plan) -> Iterator[str]:
     if plan.host:
         text += f"; a node's host memory holds {plan.host / 1e9:.0f} GB of what is offloaded"
     yield from _wrapped("checkpoint", text)
+
+
+def _failure(request: Request, plan: Plan) -> Iterator[str]:
+    """Yield the work that a failure may lose, and the number of steps between checkpoints that keeps it to an hour."""
+    lost = loss(request, plan.step_seconds, plan.checkpoint)
+    if lost is None or plan.step_seconds is None:
+        return
+    text = (
+        f"loses the steps since the last checkpoint: at most checkpoint.every={lost.every} x {plan.step_seconds:.1f} s "
+        f"= {lost.seconds / _HOUR:.1f} h, half of it on average"
+    )
+    if lost.fewer is not None:
+        text += f"; checkpoint.every={lost.fewer} loses an hour at most, and saves for {lost.saving:.1%} of the time"
+    yield from _wrapped("failure", text)
 
 
 def _disk(request: Request, plan: Plan) -> Iterator[str]:

@@ -351,6 +351,7 @@ def _kept(config: RunConfig) -> Kept:
     done = range(1, steps + 1)
     return Kept(
         steps=steps,
+        every=save.every,
         checkpoints=min(len(saved), len(kept) + 1) + best,
         export_hf=save.export_hf,
         tables=sum(tables.keeps(step, steps) for step in done) if tables else 0,
