@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +19,9 @@ from megasharp.common.errors import NotAtHand, UserError, one_line
 from megasharp.common.exit_codes import Say, status
 
 if TYPE_CHECKING:
-    from megasharp.cluster.slurm.doctor import Patient, Place
+    from megasharp.cluster.slurm.doctor.findings import Engines, Memory, Patient, Place
+    from megasharp.config.run_config import RunConfig
+    from megasharp.planner.records import Plan
 
 
 def doctor(
@@ -39,7 +42,8 @@ def doctor(
 def examine_node(file: Path | None, overrides: Sequence[str], runs: Path, say: Say) -> bool:
     """Examine this node, also as one of several of `examine_all_nodes`; return whether no check failed."""
     status("loading PyTorch, then checking this machine")
-    from megasharp.cluster.slurm.doctor import Patient, Place, examine, report
+    from megasharp.cluster.slurm.doctor import examine as doctor
+    from megasharp.cluster.slurm.doctor.findings import Patient, Place
     from megasharp.config.core import SHIPPED
 
     meeting, place = os.environ.get("MEGASHARP_MEETING"), Place()
@@ -50,28 +54,27 @@ def examine_node(file: Path | None, overrides: Sequence[str], runs: Path, say: S
     tested = SHIPPED / "constraints.txt"
     constraints = tested.read_text(encoding="utf-8") if tested.is_file() else ""
     if file is None:
-        return report(examine(Patient(constraints=constraints, place=place)), say)
-    return report(examine(_patient_of_run(file, overrides, runs, constraints, place)), say)
+        patient = Patient(constraints=constraints, place=place)
+    else:
+        patient = _patient_of_run(file, overrides, runs, constraints, place)
+    return doctor.report(doctor.examine(patient), say, doctor.name_of(place))
 
 
 def _patient_of_run(file: Path, overrides: Sequence[str], runs: Path, constraints: str, place: Place) -> Patient:
     """Return what a run file expects of a node; sizes on disk are its plan's, none where its model is unknown."""
-    from megasharp.cluster.slurm.doctor import Patient
+    from megasharp.cluster.slurm.doctor.findings import Patient
     from megasharp.config.core import find
     from megasharp.config.run_config import load_run
     from megasharp.planner.suggest import make_plan
     from megasharp.trainer.hub_inputs import hub_inputs
     from megasharp.trainer.plan import Options, ask
     from megasharp.trainer.resolve.devices import device_of, gpus_needed
-    from megasharp.trainer.resolve.engine_python import engine_python
 
     config = load_run(file, overrides)
     inputs = hub_inputs(config, str(file), runs / config.name)
     of_hub = {*(model.path for model in inputs.models), *(source.hub for source in inputs.sets)}
     named = (config.model.path, *(source.path for source in config.data.sources))
     folders = [path for path in named if path and path not in of_hub]
-    if config.rollout.engine == "sglang":
-        folders.append(str(engine_python(config).path))
     # Where the file leaves the number of GPUs to the machine, the run needs these at least.
     gpus = 0 if device_of(config) == "cpu" else config.cluster.gpus_per_node or gpus_needed(config)
     plan = None
@@ -89,13 +92,59 @@ def _patient_of_run(file: Path, overrides: Sequence[str], runs: Path, constraint
         constraints=constraints,
         transformer_engine=config.policy.transformer_engine if config.policy.fp8 is None else True,
         attention=config.policy.attention,
+        engines=_engines_of_run(config, str(file)),
+        memory=_memory_of_run(config, gpus, plan),
         place=place,
     )
 
 
+def _engines_of_run(config: RunConfig, where: str) -> Engines | None:
+    """Return the engines that a run starts; None where it starts none."""
+    from megasharp.cluster.slurm.doctor.findings import Engines
+    from megasharp.config.core import find
+    from megasharp.config.hub import cached_model
+    from megasharp.convert.model_folder import CONFIG_FILE, ModelFolder, model_folder
+    from megasharp.trainer.resolve.engine_settings import choose_transport, fleet_settings, group_variables
+    from megasharp.trainer.resolve.models import memory_path
+    from megasharp.trainer.resolve.recipes import build_recipes
+
+    if config.rollout.engine != "sglang" or not config.rollout.engines:
+        return None
+
+    def folder(path: str, revision: str | None) -> ModelFolder:
+        return model_folder(cached_model(path, revision) or find(path))
+
+    need = build_recipes(config, where).needs.memory
+    networks = [folder(config.model.path, config.model.revision)]
+    if need is not None:
+        networks.append(folder(memory_path(need.network.path), need.network.revision))
+    model, memory = networks[0], networks[1] if need is not None else None
+    settings = fleet_settings(config, model, memory, Path(), need.window if need is not None else None)
+    return Engines(
+        settings=replace(settings, variables=group_variables(config)),
+        where=where,
+        at_hand=all((each.description / CONFIG_FILE).is_file() for each in networks),
+        one_group=choose_transport(config, where) == "nccl",
+    )
+
+
+def _memory_of_run(config: RunConfig, gpus: int, plan: Plan | None) -> Memory:
+    """Return what a run asks of a node's memory: the plan's figures, and those of processes and of /dev/shm."""
+    from megasharp.cluster.ray_runtime.process_environment import SMALLEST_STORE
+    from megasharp.cluster.slurm.doctor.findings import Memory
+    from megasharp.trainer.resolve.engine_settings import choose_transport
+
+    shared = SMALLEST_STORE if config.cluster.backend == "ray" else 0
+    if choose_transport(config, config.name) == "shared_memory":
+        shared += config.sync.bucket_mb << 20
+    # On a GPU each rank has a process, and each rank of an engine another.
+    both = config.rollout.engine == "sglang" and config.cluster.placement == "colocated"
+    return Memory(host=plan.host if plan else 0, processes=gpus * (2 if both else 1), shared=shared)
+
+
 def examine_all_nodes(file: Path | None, overrides: Sequence[str], runs: Path) -> int:
     """Examine every node of this Slurm job; return the exit code. Raises UserError outside of a job."""
-    from megasharp.cluster.slurm.doctor import across, node_names
+    from megasharp.cluster.slurm.doctor.examine import across, node_names
 
     listed = os.environ.get("SLURM_JOB_NODELIST")
     if listed is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megasharp.checkpoint.run_folder import holds_no_run
-from megasharp.cluster.slurm.doctor import Finding
+from megasharp.cluster.slurm.doctor.findings import Finding
 from megasharp.common.errors import NotAtHand, UserError
 from megasharp.config.core import find
 from megasharp.config.data import DataSource
@@ -71,7 +71,7 @@ def hub_inputs(config: RunConfig, where: str, root: Path, suites: Sequence[str] 
     commits = {} if holds_no_run(root) else commits_of(root, config)
     sources = [(each, find(each.path) if each.path else None) for each in config.data.sources]
     sources += [suite_source(name) for name in (config.eval.suites if suites is None else suites)]
-    sets = dict.fromkeys(found for source, place in sources for found in _sets(source, place))
+    sets = dict.fromkeys(found for source, place in sources for found in sets_read(source, place))
     return HubInputs(tuple(_models(config, where, commits)), tuple(sets))
 
 
@@ -85,7 +85,8 @@ def _models(config: RunConfig, where: str, commits: Mapping[str, str]) -> Iterat
     return (each for each in found if is_hub_id(each.path) and not find(each.path).exists())
 
 
-def _sets(source: DataSource, place: Path | None) -> Iterator[Source]:
+def sets_read(source: DataSource, place: Path | None) -> Iterator[Source]:
+    """Yield the parts of a source, whose data is at `place` (None: at its set's own), that are read from the hub."""
     if place is None:
         parts = set_named(source.set).parts if source.set is not None else ()
         yield from (part.source for part in parts if part.source.hub)

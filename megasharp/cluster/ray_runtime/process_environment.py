@@ -21,7 +21,7 @@ def usable() -> bool:
     return bool(ray.is_initialized()) and not (ray._private.worker._global_node.is_head() and signals.arrived())
 
 
-_SMALLEST_STORE = 80 * (1 << 20)
+SMALLEST_STORE = 80 * (1 << 20)
 
 
 def server_environment(limit: float) -> dict[str, str]:
@@ -56,5 +56,5 @@ def object_store_bytes(wanted: int) -> int:
     try:
         free = shutil.disk_usage("/dev/shm").free
     except OSError:
-        return max(_SMALLEST_STORE, wanted)
-    return max(_SMALLEST_STORE, min(wanted, free // 2))
+        return max(SMALLEST_STORE, wanted)
+    return max(SMALLEST_STORE, min(wanted, free // 2))

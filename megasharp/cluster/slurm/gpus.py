@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -45,11 +45,15 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """All GPUs of this node, and the driver; of `unread` ones only the number and NVML's reason."""
+    """All GPUs of this node, and the driver; of `unread` ones only the number and NVML's reason.
+
+    `cuda`: the version that libcuda here runs, as 13000 for 13.0, which a compatibility package raises; None: unknown.
+    """
 
     driver: str
     gpus: tuple[Gpu, ...]
     unread: tuple[tuple[int, str], ...] = ()
+    cuda: int | None = None
 
 
 class Nvml:
@@ -71,7 +75,10 @@ class Nvml:
                 gpus.append(self._gpu(index))
             except nvml.NVMLError as error:
                 unread.append((index, one_line(error)))
-        return Node(driver, tuple(gpus), tuple(unread))
+        cuda = None
+        with suppress(nvml.NVMLError):
+            cuda = int(nvml.nvmlSystemGetCudaDriverVersion_v2())
+        return Node(driver, tuple(gpus), tuple(unread), cuda)
 
     def _gpu(self, index: int) -> Gpu:
         nvml = self._library

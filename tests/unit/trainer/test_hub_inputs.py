@@ -11,8 +11,8 @@ from huggingface_hub import constants
 from megasharp.checkpoint.manifest import Inputs
 from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.cli.doctor import examine_node
-from megasharp.cluster.slurm import doctor
-from megasharp.cluster.slurm.doctor import Finding, Patient
+from megasharp.cluster.slurm.doctor import examine
+from megasharp.cluster.slurm.doctor.findings import Finding, Patient
 from megasharp.common.errors import UserError
 from megasharp.common.files import write_text
 from megasharp.config.core import dump_yaml
@@ -42,7 +42,7 @@ def test_doctor_says_what_the_cache_has_of_a_model(
     cached: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Patient] = []
-    monkeypatch.setattr(doctor, "examine", lambda patient: asked.append(patient) or ())
+    monkeypatch.setattr(examine, "examine", lambda patient: asked.append(patient) or ())
 
     def found(*overrides: str) -> Finding:
         examine_node(QUICKSTART / "run.yaml", [*overrides], tmp_path / "runs", print)

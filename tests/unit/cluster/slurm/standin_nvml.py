@@ -53,6 +53,9 @@ class StandinNvml:
     def nvmlSystemGetDriverVersion(self) -> bytes:
         return b"580.95.05"
 
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        return 13000
+
     def nvmlDeviceGetName(self, handle: int) -> str:
         return "NVIDIA H200"
 

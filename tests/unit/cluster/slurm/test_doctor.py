@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib import util
 from pathlib import Path
 from typing import Literal
@@ -14,19 +14,34 @@ from cases import each_case
 from standin_nvml import StandinNvml
 
 from megasharp.cli.doctor import examine_all_nodes, examine_node
-from megasharp.cluster.slurm import doctor
-from megasharp.cluster.slurm.all_reduce import measure
-from megasharp.cluster.slurm.doctor import Finding, Patient, Place, examine, report
+from megasharp.cluster.slurm.doctor import devices, engines, filesystem
+from megasharp.cluster.slurm.doctor import examine as doctor
+from megasharp.cluster.slurm.doctor.all_reduce import measure
+from megasharp.cluster.slurm.doctor.engines import read_card
+from megasharp.cluster.slurm.doctor.examine import examine, report
+from megasharp.cluster.slurm.doctor.findings import Engines, Finding, Patient, Place
+from megasharp.cluster.slurm.doctor.meeting import Meeting, meet, try_shared_files
 from megasharp.common.errors import UserError
+from megasharp.common.files import SHARED_MEMORY, Scratch
+from megasharp.rollout.sglang.client.launch import FleetSettings
 
 REPOSITORY = Path(__file__).parents[4]
 
 
-def test_every_line_names_the_node_and_a_failure_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert not report([Finding("ok", "a", "fine"), Finding("FAIL", "b", "sick")], print)
-    host = socket.gethostname()
-    assert capsys.readouterr().out == f"{host}  ok    a: fine\n{host}  FAIL  b: sick\n"
-    assert report([Finding("note", "a", "well")], print)
+def test_every_line_names_the_node_and_the_verdict_who_is_at_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    """By the verdict a job's file replaces nodes."""
+    missing = Finding("FAIL", "nodes", "node3 did not come", at_fault=("node3",))
+    assert not report([Finding("ok", "a", "fine"), Finding("FAIL", "b", "sick"), missing], print, "node1")
+    assert capsys.readouterr().out.splitlines() == [
+        "node1  ok    a: fine",
+        "node1  FAIL  b: sick",
+        "node1  FAIL  nodes: node3 did not come",
+        "node1  FAIL  verdict: 2 check(s) failed; at fault: node1, node3",
+    ]
+    assert not report([Finding("FAIL", "all-reduce", "hangs", at_fault=())], print, "node1")
+    assert capsys.readouterr().out.splitlines()[-1] == "node1  FAIL  verdict: 1 check(s) failed, of no one node"
+    assert report([Finding("note", "a", "well"), Finding("warn", "b", "slow")], print, "node1")
+    assert capsys.readouterr().out.splitlines()[-1] == "node1  ok    verdict: no check failed"
 
 
 def test_this_machine_is_examined_with_an_all_reduce_of_two_ranks(tmp_path: Path) -> None:
@@ -82,7 +97,7 @@ def test_missing_gpus_fail_where_the_run_wants_some(tmp_path: Path, monkeypatch:
     def nothing() -> object:
         raise UserError("NVML does not start")
 
-    monkeypatch.setattr(doctor, "opened", nothing)
+    monkeypatch.setattr(devices, "opened", nothing)
     monkeypatch.chdir(tmp_path)
     found = {finding.check: finding for finding in examine(Patient(gpus_per_node=8))}
     assert found["gpus"] == Finding("FAIL", "gpus", "NVML does not start")
@@ -152,3 +167,48 @@ def test_runs_below_a_file_are_refused_where_nodes_are_to_meet(monkeypatch: pyte
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(UserError, match=r"--runs .*scontrol/runs cannot be made .*; give a folder that all nodes see"):
         examine_all_nodes(None, [], tmp_path / "scontrol" / "runs")
+
+
+def nodes_of(folder: Path) -> list[Meeting]:
+    return [Meeting(Place(folder, number, ("node1", "node2"))) for number in range(2)]
+
+
+def test_nodes_that_meet_compare_themselves_and_try_the_file_system(tmp_path: Path) -> None:
+    """Two nodes of one machine, on its own file system; the second takes the lock in a process of its own."""
+
+    def examined(node: Meeting) -> list[Finding]:
+        values = {"NCCL_ALGO": "Ring"} if node.node == 1 else {}
+        return [*meet(node, True, values), *try_shared_files(node)]
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(examined, nodes_of(tmp_path))
+    assert [(each.level, each.check) for each in first] == [("warn", "nodes"), ("ok", "locks")]
+    assert [(each.level, each.check) for each in second] == [("ok", "shared files")]
+
+
+def test_no_node_waits_for_one_that_will_not_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        first, _ = threads.map(lambda node: [*meet(node, node.node == 0, {})], nodes_of(tmp_path))
+    assert first == [Finding("note", "all-reduce", "not tried, because of what failed on node2")]
+    monkeypatch.setattr("megasharp.cluster.slurm.doctor.meeting._MEET_S", 0.2)
+    (absent,) = meet(nodes_of(tmp_path / "other")[0], True, {})
+    assert absent.level == "FAIL" and absent.at_fault == ("node2",)
+
+
+def test_this_machines_file_systems_have_what_runs_need(tmp_path: Path) -> None:
+    """The temporary folder's, and memory's."""
+    for parent in (tmp_path, SHARED_MEMORY):
+        with Scratch("megasharp-test-", parent) as folder:
+            assert filesystem.tried(folder) == {}
+            assert filesystem.taken(folder / "free") == "free"
+
+
+def test_an_engines_python_is_asked_where_no_model_is_at_hand(tmp_path: Path) -> None:
+    """This Python, which has no SGLang; and one that is not there."""
+
+    def card(python: Path) -> engines.Card | str:
+        settings = FleetSettings(python=python, model=tmp_path, log_folder=tmp_path)
+        return read_card(Engines(settings, "run.yaml", at_hand=False, one_group=False))
+
+    assert "sglang none, but megasharp needs exactly" in str(card(Path(sys.executable)))
+    assert "/no/python does not exist; build the engines' Python" in str(card(tmp_path / "no" / "python"))

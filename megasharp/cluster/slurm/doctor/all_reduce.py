@@ -1,16 +1,19 @@
-"""An all-reduce over all ranks of a job, timed (`python -m megasharp.cluster.slurm.all_reduce FILE RANK WORLD DEVICE`).
+"""An all-reduce over all ranks of a job, timed, and their clocks read at one moment.
 
-Ranks meet through a file that all of them see. NCCL on `cuda`, one GPU a rank, gloo on `cpu`. Rank 0 prints the best
-seconds of a few rounds.
+`python -m megasharp.cluster.slurm.doctor.all_reduce FILE RANK WORLD DEVICE` is one rank. Ranks meet through a file that
+all of them see. NCCL on `cuda`, one GPU a rank, gloo on `cpu`. Rank 0 prints the best seconds of a few rounds, and the
+clock of each rank just after a barrier: whoever came late has been waited for by then.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -22,11 +25,21 @@ _LIMIT_S = 120
 MEBIBYTES = {"cuda": 4096, "cpu": 16}
 
 
-def measure(meeting: Path, first: int, local: int, world: int, device: str, variables: Mapping[str, str]) -> float:
-    """Start ranks `first` to `first + local` here, wait for them, and return the seconds of one all-reduce.
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Rank 0's record: seconds of one all-reduce, and each rank's clock at one moment, in seconds since 1970."""
 
-    `device` is a key of MEBIBYTES: a run on CPUs asks for no GPU that happens to be here. The seconds are more than 0
-    only where rank 0 is among them. Raises UserError with a rank's last line when one fails.
+    seconds: float
+    clocks: tuple[float, ...]
+
+
+def measure(
+    meeting: Path, first: int, local: int, world: int, device: str, variables: Mapping[str, str]
+) -> Measured | None:
+    """Start ranks `first` to `first + local` here and wait for them; None where rank 0 is not among them.
+
+    `device` is a key of MEBIBYTES: a run on CPUs asks for no GPU that happens to be here. Raises UserError with a
+    rank's last line when one fails.
     """
     processes = [
         subprocess.Popen(
@@ -52,7 +65,10 @@ def measure(meeting: Path, first: int, local: int, world: int, device: str, vari
         if process.returncode:
             last = (errors.strip().splitlines() or ["it said nothing"])[-1]
             raise UserError(f"rank {rank} of {world} failed in an all-reduce: {last}")
-    return float(outputs[0][0].split()[-1]) if first == 0 else 0.0
+    if first != 0:
+        return None
+    found = json.loads(outputs[0][0].splitlines()[-1])
+    return Measured(found["seconds"], tuple(found["clocks"]))
 
 
 def main() -> None:
@@ -84,8 +100,12 @@ def main() -> None:
         best = min(best, time.perf_counter() - start)
         if float(tensor[-1]) != world:
             sys.exit(f"the sum over {world} ranks came out as {float(tensor[-1])}")
+    clocks = torch.zeros(world, dtype=torch.float64, device=device)
+    dist.barrier()
+    clocks[rank] = time.time()
+    dist.all_reduce(clocks)
     if rank == 0:
-        print(best)
+        print(json.dumps({"seconds": best, "clocks": clocks.tolist()}))
     dist.destroy_process_group()
 
 
