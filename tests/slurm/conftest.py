@@ -1,4 +1,4 @@
-"""Makes the helpers of this folder importable, and gives all its tests one real Slurm of two nodes."""
+"""Makes the helpers of this folder importable, and gives all its tests one real Slurm of three nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def slurm() -> Iterator[Cluster]:
     if why is not None:
         pytest.fail(why, pytrace=False)
     # Sockets need short paths.
-    cluster = Cluster(Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp")), nodes=2)
+    cluster = Cluster(Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp")), nodes=3)
     try:
         yield cluster
     finally:

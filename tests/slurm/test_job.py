@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 from cluster import Cluster, wait_for
-from submitting import Submitting
+from submitting import STANDIN, Submitting
 from waiting import HANG_S, SOON_S
 
 pytestmark = pytest.mark.long("slurm")
@@ -81,3 +81,24 @@ def test_a_users_own_dependency_is_heeded_beside_the_runs(submit: Submitting, sl
     assert slurm.show(later)["Dependency"] == f"afterany:{other}(unfulfilled),singleton(unfulfilled)"
     slurm.call("scancel", earlier, other, later)
     assert {slurm.ended(job, HANG_S).state for job in (earlier, other, later)} == {"CANCELLED"}
+
+
+def test_a_job_goes_on_without_a_node_that_is_not_well(submit: Submitting, slurm: Cluster) -> None:
+    two = ("--doctor", "cluster.backend=ray", "cluster.nodes=2", "policy.dp=2")
+    variables = {"SICK": "node2", "MEGASHARP_INTERFACE": "lo", "MEGASHARP_JOIN_SECONDS": "400"}
+    job = submit("a", "--python", STANDIN, *two, STANDIN="fails", **variables)
+    done = slurm.ended(job, HANG_S)
+    log = submit.log("a", job)
+    assert (done.state, done.exit_code, done.restarts) == ("FAILED", 2, 1), log
+    assert "node2  FAIL  engines' Python" in log and "not well: node2, see" in log, log
+    assert slurm.show(job)["ExcNodeList"] == "node2" and slurm.show(job)["NodeList"] == "node[1,3]"
+    assert "the user's mistake" in submit.node("a", job, 1), log
+
+
+def test_a_job_gives_up_where_no_other_node_is_left(submit: Submitting, slurm: Cluster) -> None:
+    two = ("--doctor", "cluster.backend=ray", "cluster.nodes=2", "policy.dp=2", "--sbatch=--exclude=node3")
+    job = submit("a", "--python", STANDIN, *two, STANDIN="fails", SICK="node2", MEGASHARP_INTERFACE="lo")
+    done = slurm.ended(job, HANG_S)
+    assert (done.state, done.exit_code, done.restarts) == ("FAILED", 1, 0), submit.log("a", job)
+    hint = "without them the partition has 1 node(s): submit again with --sbatch=--exclude=node2"
+    assert hint in submit.log("a", job)
