@@ -60,8 +60,16 @@ def submit(
         int | None,
         typer.Option(
             min=1,
-            help="Seconds before the time limit at which the run is asked to save and end. Without it: 600, with "
-            "--eval 60.",
+            help="Seconds before the time limit at which the run is asked to save and end. Without it: 600, or more "
+            "where the plan says that ending a step and saving takes long; with --eval 60.",
+            rich_help_panel=AGAIN,
+        ),
+    ] = None,
+    disk: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            help="Speed of the shared disk in GB/s, as for plan, by which the last save is predicted. Without it: 10.",
             rich_help_panel=AGAIN,
         ),
     ] = None,
@@ -112,6 +120,7 @@ def submit(
         "time": time,
         "cpus_per_node": cpus_per_node,
         "lead": lead,
+        "disk": disk,
         "restarts": restarts,
         "retries": retries,
         "partition": partition,

@@ -43,8 +43,13 @@ class JobOptions(Section):
     lead: int | None = Field(
         default=None,
         ge=1,
-        description="Seconds before the time limit at which a run is asked to save and end. Raise it when a "
-        "checkpoint takes long to write. null: 600.",
+        description="Seconds before the time limit at which a run is asked to save and end. null: 600, or more where "
+        "the plan says that ending a step and saving takes long.",
+    )
+    disk: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="Speed of the shared disk in GB/s, by which a plan predicts the last save. null: 10.",
     )
     restarts: int = Field(
         default=20,

@@ -311,10 +311,10 @@ def workers_for(reward: RewardConfig, tasks: Collection[str]) -> int:
     return min(MOST_WORKERS, max(1, len(os.sched_getaffinity(0)) // 2))
 
 
-def check_judging(reward: RewardConfig, tasks: Collection[str], where: str) -> None:
+def check_judging(reward: RewardConfig, tasks: Collection[str], where: str, *, elsewhere: bool = False) -> None:
     """Refuse own rows that nothing judges, a limit that nobody would keep, and programs without a sandbox.
 
-    And another library's verifier in this process.
+    And another library's verifier in this process. A run that is `elsewhere` has another machine's sandbox.
     """
     if OWN_TASK in tasks and not own_rewards(reward):
         raise UserError(
@@ -333,7 +333,7 @@ def check_judging(reward: RewardConfig, tasks: Collection[str], where: str) -> N
             f"{where}: reward.timeout_s is kept by worker processes, of which this task starts none by itself; "
             "set reward.workers or leave this key at its default"
         )
-    if programs:
+    if programs and not elsewhere:
         open_sandbox(reward.sandbox)
 
 

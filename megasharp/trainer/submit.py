@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -14,6 +15,7 @@ from megasharp.cluster.slurm import job as sbatch_options
 from megasharp.cluster.slurm.job import Job, Resources, Software, render, sbatch_program, submit
 from megasharp.cluster.slurm.ray_node import INTERFACE
 from megasharp.common.errors import UserError
+from megasharp.common.exit_codes import note
 from megasharp.common.files import UMASK, write_for
 from megasharp.config.core import find
 from megasharp.config.hub import cache_mounts, hub_is_off, job_variables
@@ -23,10 +25,13 @@ from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import CONFIG_FILE, model_folder
 from megasharp.evals.groups import Settings, load_group, plan_suites
 from megasharp.evals.suites import suite_source
+from megasharp.planner.records import Plan
 from megasharp.planner.suggest import make_plan
+from megasharp.trainer.early_checks import Nodes, refuse_early
 from megasharp.trainer.eval_source import CHECKPOINT, check_measurable
 from megasharp.trainer.hub_inputs import HubInputs, hub_inputs
 from megasharp.trainer.plan import Options, ask
+from megasharp.trainer.resolve.engine_python import ENGINES_PYTHON
 from megasharp.trainer.resolve.engine_settings import (
     check_context,
     check_engine_keys,
@@ -35,8 +40,10 @@ from megasharp.trainer.resolve.engine_settings import (
     engines_on_a_node,
 )
 
-# A run saves a checkpoint in this time, an evaluation only ends its engines.
+# A run ends its step and saves in this time, if its plan does not say more; an evaluation only ends its engines.
 _LEAD_S, _LEAD_OF_AN_EVALUATION_S = 600, 60
+# A prediction may be off by this factor.
+_ROOM = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +51,9 @@ class Asked:
     """The job that a user asks for. `nodes` None takes the run file's; `suite`: evaluate instead of training.
 
     `options` are all of the job's, with those of the profile at `profile` where one is given. Its `lead` None takes
-    what a run, or an evaluation, needs to end. `restarts` bounds how often the job queues itself again, `retries` how
-    often a failed run starts again inside of it. `doctor` None has it examine nodes with GPUs.
+    what a run, or an evaluation, needs to end, by the speed of the `disk`. `restarts` bounds how often the job queues
+    itself again, `retries` how often a failed run starts again inside of it. `doctor` None has it examine nodes with
+    GPUs.
     """
 
     file: Path
@@ -77,6 +85,8 @@ def submit_run(asked: Asked, *, dry_run: bool, say: Callable[[str], None]) -> No
     """Submit, or with `dry_run` print the sbatch file. Raises UserError in one line for what cannot fit."""
     asked = replace(asked, file=find(str(asked.file)))
     config = load_run(asked.file, asked.overrides)
+    if asked.suite is None:
+        refuse_early(asked.file, asked.overrides, asked.runs / config.name, _of_nodes(asked), say=note)
     job = make_job(asked, config)
     if dry_run:
         say(render(job).rstrip("\n"))
@@ -110,15 +120,14 @@ def make_job(asked: Asked, config: RunConfig) -> Job:
     where, options = str(asked.file), asked.options
     evaluation = asked.suite is not None
     _check_together(asked)
-    nodes, lead_s = _nodes(asked, config, where), options.lead
-    if lead_s is None:
-        lead_s = _LEAD_OF_AN_EVALUATION_S if evaluation else _LEAD_S
+    nodes = _nodes(asked, config, where)
     # Paths in a run file are meant from where the command was given.
     folder, run = Path.cwd(), (asked.runs / config.name).absolute()
     if evaluation:
         _check_evaluation(asked, config, where, run)
+        lead_s = options.lead or _LEAD_OF_AN_EVALUATION_S
     else:
-        check_fits(config, where, lead_s)
+        lead_s = lead_of(fitting_plan(config, where, options.disk), where, options.lead)
     gpus = config.cluster.gpus_per_node
     # By its own path this Python; in a container, the container's.
     python = options.python or ("python3" if options.container else sys.executable)
@@ -220,21 +229,47 @@ def _nodes(asked: Asked, config: RunConfig, where: str) -> int:
     return nodes
 
 
-def check_fits(config: RunConfig, where: str, lead_s: int) -> None:
-    """Raise UserError when slots, memory, or the time for the last save do not suffice."""
+def fitting_plan(config: RunConfig, where: str, disk_gb: float | None) -> Plan:
+    """Return the plan of a run. Raises UserError when slots or memory do not suffice."""
     check_engine_keys(config, where)
     if config.cluster.backend == "ray":
         cluster_layout(config)
-    plan = make_plan(ask(config, where, Options()).request)
+    plan = make_plan(ask(config, where, Options(disk_gb=disk_gb)).request)
     errors = [problem.text for problem in plan.problems if problem.level == "error"]
     if errors:
         more = f" (and {len(errors) - 1} more: megasharp plan)" if len(errors) > 1 else ""
         raise UserError(f"{where}: {errors[0]}{more}")
-    if config.cluster.gpus_per_node and plan.checkpoint.seconds > lead_s:
+    return plan
+
+
+def lead_of(plan: Plan, where: str, asked_s: int | None) -> int:
+    """Return how many seconds before its limit a run is asked to end: as asked, else with room by its plan.
+
+    It abandons a rollout, ends a step that is past that, and saves. Raises UserError where `asked_s` is too short.
+    """
+    needed, save = plan.ending_seconds, plan.checkpoint.seconds
+    if plan.step_seconds is None:
+        return asked_s or _LEAD_S
+    enough = min(max(_LEAD_S, math.ceil(_ROOM * needed / 60) * 60), sbatch_options.LONGEST_LEAD_S)
+    if asked_s is not None and asked_s < needed:
         raise UserError(
-            f"{where}: a checkpoint takes {plan.checkpoint.seconds:.0f} s to write, as planned, but the run is asked "
-            f"to end {lead_s} s before the limit; raise --lead"
+            f"{where}: a run that is asked to end takes up to {needed:.0f} s, as planned ({needed - save:.0f} s for "
+            f"what is left of a step, {save:.0f} s for its checkpoint), but it is asked {asked_s} s before the limit; "
+            f"raise --lead (without it: {enough}), or give the disk's speed (--disk)"
         )
+    return asked_s or enough
+
+
+def _of_nodes(asked: Asked) -> Nodes:
+    options = asked.options
+    contained = options.container is not None
+    return Nodes(
+        sees=lambda path: not _is_in_the_image(asked, path),
+        container=contained,
+        other_python=contained or options.python is not None,
+        other_engines=contained or options.python is not None or ENGINES_PYTHON in options.environment,
+        waits=sbatch_options.waits(options.sbatch),
+    )
 
 
 def _training(asked: Asked) -> list[str]:

@@ -29,7 +29,7 @@ TEMPLATE = "job.sbatch"
 # sbatch's own names for a time limit: MM, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS.
 _TIME = re.compile(r"(?:(?P<days>\d+)-(?P<hours>\d+)(?::(?P<minutes>\d+)(?::(?P<seconds>\d+))?)?)|(?P<plain>[\d:]+)")
 # Slurm sends the early signal up to a minute before the time that was asked for, which it keeps in 16 bits.
-_EARLY_S, _LONGEST_LEAD_S = 60, 65535
+_EARLY_S, LONGEST_LEAD_S = 60, 65535
 LIMIT_S = 120
 DEPENDENCY = "dependency"
 _SINGLETON = "singleton"
@@ -162,8 +162,8 @@ def check(job: Job) -> None:
             f"--time {asked.time}: Slurm would ask the run to end {asked.lead_s} s (--lead), and up to a minute more, "
             "before that, which is when it starts; give more time or a smaller --lead"
         )
-    if asked.lead_s > _LONGEST_LEAD_S:
-        raise UserError(f"--lead {asked.lead_s}: Slurm warns at most {_LONGEST_LEAD_S} s before the limit; give less")
+    if asked.lead_s > LONGEST_LEAD_S:
+        raise UserError(f"--lead {asked.lead_s}: Slurm warns at most {LONGEST_LEAD_S} s before the limit; give less")
     for option, name in (("--partition", asked.partition), ("--account", asked.account)):
         if name is not None and re.search(r"\s", name):
             raise UserError(f"{option} {name!r}: Slurm has no names with spaces; put commas between several")

@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cases import each_case
 
 from megasharp.common.errors import UserError
+from megasharp.config.core import dump_yaml
+from megasharp.config.run_config import load_run
 from megasharp.config.slurm import ClusterProfile, find_profile, load_profile
-from megasharp.trainer.submit import Asked, submit_run, with_given
+from megasharp.planner.records import Checkpoint, StageTime
+from megasharp.trainer.resolve.recipes import build_recipes, resolved_config
+from megasharp.trainer.resolve.resolved_run import check
+from megasharp.trainer.submit import Asked, fitting_plan, lead_of, submit_run, with_given
 
 REPOSITORY = Path(__file__).parents[3]
 CASP = REPOSITORY / "examples" / "qwen2.5-32b-casp" / "run.yaml"
@@ -128,7 +135,12 @@ def test_options_that_mean_nothing_without_another_are_refused(asked: dict[str, 
         (CASP, [], {"nodes": 6}, "so 2 of the 6 nodes of --nodes would idle"),
         (CASP, ["policy.dp=8"], {}, "cluster.nodes = 4 x cluster.gpus_per_node = 8 cannot hold"),
         (CASP, ["policy.offload=[]"], {}, "GB of 141 GB do not fit"),
-        (CASP, [], {"lead": 20}, "a checkpoint takes .* s to write, as planned, .*; raise --lead"),
+        (
+            CASP,
+            [],
+            {"lead": 60},
+            "asked to end takes up to .* s for its checkpoint.*asked 60 s before .*raise --lead",
+        ),
         (CASP, [], {"time": "1d"}, "--time 1d"),
         (CASP, [], {"suite": "countdown_test", "nodes": 2}, "an evaluation's engines are on one node"),
         (QUICKSTART, ["cluster.nodes=2"], {}, "cluster.nodes=2 needs cluster.backend=ray"),
@@ -204,3 +216,64 @@ def test_a_profile_is_found_by_its_name_and_its_mistakes_are_told(
         find_profile("sit")
     with pytest.raises(UserError, match=r"profiles there: site$"):
         find_profile("other/cluster")
+
+
+def test_the_lead_holds_what_is_left_of_a_step_and_a_save() -> None:
+    """A signal in the update waits for the step's end; one in the rollout does not."""
+    plan = fitting_plan(load_run(CASP), str(CASP), None)
+    times = (StageTime("rollout", 999.0, ""), StageTime("update", 450.0, ""), StageTime("sync", 50.0, ""))
+    plan = replace(plan, times=times, checkpoint=Checkpoint(1, 100.0))
+    assert lead_of(plan, "run.yaml", None) == 900 and lead_of(plan, "run.yaml", 600) == 600
+    words = r"takes up to 600 s, as planned \(500 s for what is left of a step, 100 s for its checkpoint\)"
+    with pytest.raises(
+        UserError, match=f"run.yaml: a run that is asked to end {words}.* raise --lead .without it: 900"
+    ):
+        lead_of(plan, "run.yaml", 599)
+    assert lead_of(replace(plan, times=times[:1]), "run.yaml", None) == 600
+    seconds = [fitting_plan(load_run(CASP), str(CASP), speed).checkpoint.seconds for speed in (1.0, 10.0)]
+    assert seconds[0] == pytest.approx(10 * seconds[1])
+
+
+@each_case(
+    "overrides",
+    [
+        ["data.path=/no/such/train.jsonl"],
+        ["reward.function=nowhere:reward"],
+        ["eval.suites=[nosuchsuite]"],
+        ["model.path=/no/such/model"],
+        ["rollout.engine=sglang", "rollout.python=/no/such/python"],
+        ["rollout.engine=sglang", f"rollout.python={sys.executable}"],
+        ["rollout.top_k=1"],
+        ["eval.with_memory=true"],
+        ["reward.workers=0", "data.task=math"],
+    ],
+)
+def test_what_train_refuses_is_refused_before_it_waits_in_a_queue(overrides: list[str], tmp_path: Path) -> None:
+    """In the words of `train --dry-run`."""
+    with pytest.raises(UserError) as refused:
+        check(load_run(QUICKSTART, overrides), str(QUICKSTART))
+    with pytest.raises(UserError) as early:
+        dry_run(QUICKSTART, *overrides, runs=tmp_path)
+    assert str(early.value) == str(refused.value)
+
+
+def test_what_only_the_nodes_have_is_left_to_them(tmp_path: Path) -> None:
+    """Files of an image, those that another job is to write, and GPUs."""
+    absent = ("data.path=/no/such/train.jsonl", "model.path=/no/such/qwen3-1.7b", "eval.suites=[]")
+    sglang = ("rollout.engine=sglang", "rollout.python=/no/such/python")
+    assert dry_run(QUICKSTART, *absent, *sglang, runs=tmp_path, container="/image.sqsh")
+    assert dry_run(QUICKSTART, *absent, runs=tmp_path, sbatch=["--dependency=afterok:7"])
+    assert dry_run(QUICKSTART, "policy.device=cuda", runs=tmp_path)
+
+
+def test_a_run_that_could_not_go_on_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "quickstart"
+    config = load_run(QUICKSTART)
+    (root / "logs" / "attempt_1").mkdir(parents=True)
+    (root / "config.yaml").write_text(dump_yaml(resolved_config(config, build_recipes(config, str(QUICKSTART)))))
+    with pytest.raises(UserError, match="seed was 1 and is now 2, which is another run; choose another name= for it"):
+        dry_run(QUICKSTART, "seed=2", runs=tmp_path)
+    assert dry_run(QUICKSTART, runs=tmp_path)
+    (root / "metrics.jsonl").write_text('{"step": 7}\n')
+    with pytest.raises(UserError, match=r"rows up to step 7; but .*checkpoints is not there; bring the checkpoints"):
+        dry_run(QUICKSTART, runs=tmp_path)

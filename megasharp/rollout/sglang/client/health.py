@@ -18,6 +18,7 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -155,6 +156,24 @@ _KEYS = {
 }
 
 
+# Runs in the engines' Python; imports neither torch nor SGLang.
+_INSTALLED = """
+import sys
+from megasharp.common.errors import UserError
+from megasharp.rollout.sglang.engine.check import check_installed
+try:
+    check_installed(sys.argv[1])
+except UserError as error:
+    sys.exit(f"error: {error}")
+"""
+
+
+def check_installed_engines(settings: FleetSettings) -> None:
+    """Raises UserError where the engines' Python is missing, or has another SGLang or none; takes part of a second."""
+    check_python(settings)
+    _ask(settings, ["-c", _INSTALLED, settings.device], "")
+
+
 def check_engines(settings: FleetSettings, where: str) -> None:
     """Raises UserError with the engine's own reason: another SGLang, unknown flags, networks that do not fit.
 
@@ -164,18 +183,23 @@ def check_engines(settings: FleetSettings, where: str) -> None:
     with Scratch("megasharp-check-") as folder:
         config = folder / "engine.json"
         config.write_text(json.dumps(engine_config(settings, _NO_PORT, "check")), encoding="utf-8")
-        try:
-            ended = subprocess.run(
-                [str(settings.python.absolute()), "-m", ENGINE_MODULE, "--check", str(config)],
-                env=environment(settings, 0, os.environ),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_LIMIT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise RunFailed(f"{settings.python} did not judge the engines' configuration in {_LIMIT_S:g} s") from error
+        _ask(settings, ["-m", ENGINE_MODULE, "--check", str(config)], where)
+
+
+def _ask(settings: FleetSettings, arguments: Sequence[str], where: str) -> None:
+    """Run the engines' Python; its last line, where it fails, is the error's reason."""
+    try:
+        ended = subprocess.run(
+            [str(settings.python.absolute()), *arguments],
+            env=environment(settings, 0, os.environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RunFailed(f"{settings.python} did not judge the engines' configuration in {_LIMIT_S:g} s") from error
     if ended.returncode == 0:
         return
     if ended.returncode < 0:
