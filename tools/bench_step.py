@@ -45,6 +45,7 @@ from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.recipe import Recipe
 from megasharp.batching.packing import PackLayout, pack, row_multiple
 from megasharp.common.errors import UserError
+from megasharp.common.group_environment import compute_capability, in_order
 from megasharp.common.records import MicroBatch, ParallelLayout, StepBatch, StepStats, as_dtype
 from megasharp.common.records import Sequence as TrainSequence
 from megasharp.config.policy import (
@@ -117,6 +118,8 @@ def main() -> None:
     """Measure, and print on the first rank."""
     setting = arguments()
     rank, world, store = place()
+    # As a run's ranks have it, before CUDA reads it.
+    os.environ |= in_order(setting.layout(world).splits_tensors, compute_capability(), os.environ)
     kind = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = device_of_rank(kind, int(os.environ.get("LOCAL_RANK", "0")))
     meet(store, rank, world, device)

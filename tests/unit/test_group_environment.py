@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from cases import each_case
 
 from megasharp.common.group_environment import (
@@ -19,9 +22,13 @@ from megasharp.common.group_environment import (
     overruled,
     shared_with_engines,
 )
+from megasharp.common.records import ParallelLayout
 from megasharp.config.core import apply_overrides, parse_yaml, validate
 from megasharp.config.run_config import RunConfig
+from megasharp.learner.learner import POLICY
+from megasharp.learner.ranks import processes
 from megasharp.rollout.sglang.client.launch import FleetSettings, environment
+from megasharp.trainer import placement
 from megasharp.trainer.resolve.engine_settings import choose_transport, group_variables
 
 MINIMAL = """
@@ -123,3 +130,20 @@ def test_an_engine_without_variables_has_those_of_the_process_that_starts_it(tmp
     assert environment(plain, 0, {CUMEM: "1"})[CUMEM] == "1"
     assert environment(replace(plain, variables={CUMEM: "0"}), 0, {CUMEM: "1"})[CUMEM] == "0"
     assert shared_with_engines({}, {}) == {CUMEM: "0", NVLS: "0"}
+
+
+def test_ranks_of_this_machine_are_started_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever starts the run: neither a job's file nor a launcher sets anything."""
+    started: list[dict[str, str]] = []
+    monkeypatch.setattr(processes, "ProcessRanks", lambda *given: started.append(given[-1]))
+    monkeypatch.setattr(placement, "check_enough", lambda *given: None)
+    monkeypatch.setattr(placement, "gpus_here", lambda config: [str(number) for number in range(8)])
+    monkeypatch.setattr(placement, "compute_capability", lambda: HOPPER)
+    for name in (QUEUES, CUMEM, NVLS):
+        monkeypatch.delenv(name, raising=False)
+    tree = apply_overrides(parse_yaml(MINIMAL, "minimal"), [GPUS, APART, "policy.tp=2", "rollout.engines=2"])
+    shape: Any = SimpleNamespace(config=validate(RunConfig, tree, "minimal"), architecture=None)
+    monkeypatch.setattr(placement, "cpu_threads", lambda *given: 1)
+    settings: Any = {POLICY: SimpleNamespace(layout=ParallelLayout(tp=2))}
+    placement.LocalPlacement(shape).ranks(settings, torch.device("cuda"), tmp_path)
+    assert started == [{QUEUES: "1", CUMEM: "0", NVLS: "0"}]
