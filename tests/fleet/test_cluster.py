@@ -99,6 +99,7 @@ def test_engines_serve_and_a_killed_one_is_noticed(slots: Slots, tmp_path: Path)
     assert len(drawn(engines[0])) == 8 and drawn(engines[0]) == drawn(engines[1])
     assert "RAY_AUTH_TOKEN" in os.environ
     assert not any(name.startswith("RAY_") for name in leaders[0].environ())
+    assert {each.environ()["NCCL_SOCKET_IFNAME"] for each in leaders} == {"=lo"}
     assert [engine.exit_reason() for engine in engines] == [None, None]
 
     leaders[1].send_signal(signal.SIGKILL)

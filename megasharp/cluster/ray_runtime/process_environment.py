@@ -1,4 +1,4 @@
-"""Variables and object store of Ray's processes, and a test of its connection. Imports no ray.
+"""Variables, interface and object store of Ray's processes, and a test of its connection. Imports no ray.
 
 The connection is tested before each call: one to servers that have ended blocks for a minute, then ends this process.
 """
@@ -9,7 +9,10 @@ import importlib
 import shutil
 from typing import Any
 
+import psutil
+
 from megasharp.common import signals
+from megasharp.common.errors import UserError
 
 
 def usable() -> bool:
@@ -58,3 +61,14 @@ def object_store_bytes(wanted: int) -> int:
     except OSError:
         return max(SMALLEST_STORE, wanted)
     return max(SMALLEST_STORE, min(wanted, free // 2))
+
+
+def interface_of(address: str) -> str:
+    """Return the network interface that has this address; collectives listen there and nowhere else.
+
+    Raises UserError where this node has none.
+    """
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address == address for one in addresses):
+            return name
+    raise UserError(f"this node has no network interface with address {address}, by which Ray knows it")

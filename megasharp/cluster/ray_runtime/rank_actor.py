@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import ParamSpec
 
 import numpy as np
-import psutil
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 from torch._C._distributed_c10d import Store, TCPStore
 
+from megasharp.cluster.ray_runtime.process_environment import interface_of
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import write_below
 from megasharp.common.group_environment import keep_to
@@ -209,14 +209,3 @@ class RankActor:
     def _part(self, learner: str) -> RankLearner:
         assert self._rank is not None, "the rank has not started"
         return self._rank.learners[learner]
-
-
-def interface_of(address: str) -> str:
-    """Return the network interface that has this address; collectives listen there and nowhere else.
-
-    Raises UserError where this node has none.
-    """
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address == address for one in addresses):
-            return name
-    raise UserError(f"this node has no network interface with address {address}, by which Ray knows it")
