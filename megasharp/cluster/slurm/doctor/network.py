@@ -12,6 +12,7 @@ from megasharp.cluster.slurm.doctor.all_reduce import MEBIBYTES, Measured, measu
 from megasharp.cluster.slurm.doctor.findings import GB, Finding, Patient
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import Scratch
+from megasharp.common.group_environment import interface_variables
 
 # Bytes per second. 8 x H100 in a node: about 480 GB/s in a published log of NVIDIA's benchmarks. Between nodes each GPU
 # has an adapter of 400 Gb/s at most.
@@ -116,8 +117,7 @@ def port() -> Finding:
 def links(patient: Patient) -> Mapping[str, str]:
     """Return the variables by which ranks of this node find the others. Raises UserError where no interface does."""
     if len(patient.place.nodes) < 2:
-        names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-        return {name: "lo" for name in names if name not in os.environ}
+        return {name: value for name, value in interface_variables("lo").items() if name not in os.environ}
     others = [name for number, name in enumerate(patient.place.nodes) if number != patient.place.node]
     return ray_node.variables(ray_node.choose(ray_node.interfaces(), others, os.environ), ray_node.adapters())
 
