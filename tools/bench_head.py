@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from results import Figure, report, unusual
+from results import Figure, Machine, Setting, keep, machine, report, unusual
 from torch import Tensor
 
 from megasharp.ops.chunked_head import chunked_token_head
@@ -294,30 +294,29 @@ def copy_rate(problem: Problem, repeats: int) -> Figure:
     return Figure(name, rate, "TB/s", better="higher", repeats=repeats, note="read and written bytes; the ceiling")
 
 
-def tune(problem: Problem, repeats: int) -> None:
-    """Try tiles, warps and numbers of programs; print each, and the best of forward and of both."""
+def tune(problem: Problem, repeats: int, kept: Callable[[Sequence[Figure]], object]) -> list[Figure]:
+    """Try tiles and warps, each for forward and backward; `kept` gets the figures so far after every attempt."""
     from megasharp.ops.head.kernel_launch import TUNING
 
-    way = Way("ours", ours)
-    tried: list[tuple[float, float, str]] = []
-
-    def attempt() -> None:
-        forward, total, _ = measure(way, problem, repeats)
-        if forward.value is None or total.value is None:
-            print(f"{TUNING}: {forward.note}", flush=True)
-            return
-        tried.append((forward.value, total.value - forward.value, repr(TUNING)))
-        print(f"forward {forward.value:.3f} ms  backward {tried[-1][1]:.3f} ms  {TUNING}", flush=True)
-
+    found: list[Figure] = []
     for block, warps in itertools.product((512, 1024, 2048, 4096, 8192), (1, 2, 4, 8)):
         # A thread should have 8 to 64 logits of a tile.
-        if 8 <= block // (32 * warps) <= 64:
-            TUNING.forward_block, TUNING.forward_warps = block, warps
-            TUNING.backward_block, TUNING.backward_warps = block, warps
-            attempt()
-    if tried:
-        print(f"fastest forward:  {min(tried, key=lambda each: each[0])[2]}")
-        print(f"fastest backward: {min(tried, key=lambda each: each[1])[2]}")
+        if not 8 <= block // (32 * warps) <= 64:
+            continue
+        TUNING.forward_block, TUNING.forward_warps = block, warps
+        TUNING.backward_block, TUNING.backward_warps = block, warps
+        forward, total, _ = measure(Way("ours", ours), problem, repeats)
+        backward = None if forward.value is None or total.value is None else total.value - forward.value
+        name = f"tile {block}, {warps} warp(s)"
+        found.append(replace(forward, name=f"{name}: forward"))
+        found.append(replace(total, name=f"{name}: backward", value=backward))
+        print(f"{name}: forward {forward.value} ms, backward {backward} ms {forward.note}", flush=True)
+        kept(found)
+    for part in ("forward", "backward"):
+        measured = [each for each in found if each.name.endswith(part) and each.value is not None]
+        if measured:
+            print(f"fastest {part}: {min(measured, key=lambda each: each.value or 0.0).name}")
+    return found
 
 
 def on_cpu(arguments: argparse.Namespace) -> list[Figure]:
@@ -364,18 +363,26 @@ def main() -> None:
     tokens, vocab, hidden = (arguments.tokens, arguments.vocab, arguments.hidden) if cuda else (1, arguments.topn, 1)
     dtype = DTYPES[arguments.dtype]
     problem = make_problem(tokens, vocab, hidden, arguments.topn, dtype, "cuda" if cuda else "cpu")
+    other = unusual(parser, arguments, ("tokens", "vocab", "hidden", "topn", "dtype"))
+    settings: dict[str, Setting] = {name: value for name, value in vars(arguments).items() if name != "tune"}
+    where, subject = machine(PACKAGES), " ".join(filter(None, ("tuning" if arguments.tune else "", other)))
+
+    def kept(figures: Sequence[Figure], where: Machine = where) -> None:
+        keep("bench_head", figures, settings, where, subject=subject)
+
     if arguments.tune:
-        tune(problem, arguments.repeats)
+        report("bench_head", tune(problem, arguments.repeats, kept), settings, PACKAGES, subject=subject)
         return
     rows = [copy_rate(problem, arguments.repeats)]
-    other = unusual(parser, arguments, ("tokens", "vocab", "hidden", "topn", "dtype"))
     why_no_bars = f"bars are not for {other}" if other else ""
     if cuda and not torch.cuda.get_device_name().startswith("NVIDIA H200"):
         why_no_bars = "bars are for an H200"
-    rows += [figure for way in ways() for figure in measure(way, problem, arguments.repeats, why_no_bars)]
+    # Right or wrong comes first: an early end leaves it.
     rows += errors_or_why_not(problem) if cuda else on_cpu(arguments)
-    settings = {name: value for name, value in vars(arguments).items() if name != "tune"}
-    report("bench_head", rows, settings, PACKAGES, subject=other)
+    for way in ways():
+        rows += measure(way, problem, arguments.repeats, why_no_bars)
+        kept(rows)
+    report("bench_head", rows, settings, PACKAGES, subject=subject)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from described import drawn, saved
-from results import Figure, report
+from results import Figure, keep, machine, report
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
@@ -131,11 +131,14 @@ def main() -> None:
         parts = Rank({POLICY: learner_settings(setting, description, world, recipe)}, device)
         learner = parts.learners[POLICY]
         batch = random_batch(setting, architecture, setting.layout(world))
-        rows = [step(learner, batch, recipe, setting, device) for _ in range(setting.warm_up + setting.steps)]
-        slowest = [over_ranks(row) for row in rows[setting.warm_up :]]
-        peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
-        if rank == 0:
-            tell(setting, architecture, batch, slowest, world, peak, modules(setting, parts.kernels, device))
+        for _ in range(setting.warm_up):
+            step(learner, batch, recipe, setting, device)
+        shown, slowest = modules(setting, parts.kernels, device), []
+        for number in range(setting.steps):
+            slowest.append(over_ranks(step(learner, batch, recipe, setting, device)))
+            peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
+            if rank == 0:
+                tell(setting, architecture, batch, slowest, world, peak, shown, done=number + 1 == setting.steps)
         parts.close()
     dist.destroy_process_group()
 
@@ -307,8 +310,9 @@ def tell(
     world: int,
     peak: int | None,
     shown_modules: dict[str, str],
+    done: bool,
 ) -> None:
-    """The table and its JSON: figures of the step that took the median time."""
+    """The JSON of the step that took the median time, and once all steps are `done` the table."""
     # Of one step, so that the parts belong together; over several ranks each is that of the slowest.
     medians = sorted(rows, key=lambda row: row["step"])[(len(rows) - 1) // 2]
     micros = [micro for mini in batch.mini_batches for share in mini.per_rank for micro in share]
@@ -361,7 +365,11 @@ def tell(
         "world": world,
         **{f"megatron.{key}": value for key, value in setting.options.items()},
     }
-    report("bench_step", figures, shown, subject=" ".join([Path(setting.model).name, *variant(setting, world)]))
+    subject = " ".join([Path(setting.model).name, *variant(setting, world)])
+    if done:
+        report("bench_step", figures, shown, subject=subject)
+    else:
+        keep("bench_step", figures, shown, machine(), subject=subject)
 
 
 def recomputed(setting: Setting) -> tuple[str, ...]:

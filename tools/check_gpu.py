@@ -3,6 +3,7 @@
     python tools/check_gpu.py                       # the limits add up to 66 minutes (73 with Transformer Engine)
     python tools/check_gpu.py --only step sync      # some of it
     python tools/check_gpu.py --list
+    python tools/check_gpu.py --minimal             # half an hour on a machine that lacks much: `minimal_gpu.py`
 
 Each check is a process of its own with a limit, so that one that fails, hangs or runs out of memory leaves the others
 alone; what it has started ends with it, and with this command. Their output is in `--out`, a new folder for each call
@@ -15,26 +16,19 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import re
-import signal
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
 import torch
+from limited import REPOSITORY, Check, end_by_exception, ended, tool
 
-from megasharp.common.parent_death import ended_with_parent
 from megasharp.learner.layer_spec import transformer_engine_is_there
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 _OUTPUT_LINES = 12
 # A benchmark's row with a bar, and one whose figure does not meet it (`results.py`).
 _BAR, _MISSED = re.compile(r"  [<>]= \S+"), re.compile(r"  NO(  |$)")
@@ -57,20 +51,6 @@ _REWARDS_STEPS = 200
 # Bytes. Qwen3-4B with its optimizer has 72 GB, and 46 GB of activations where attention alone is computed again, by
 # `megasharp/planner/formulas.py`; on smaller GPUs all is, and no logits are held.
 _ROOM_FOR_ACTIVATIONS = 140e9
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One command of this Python, by name; `limit_s` ends it."""
-
-    name: str
-    command: tuple[str, ...]
-    limit_s: float
-
-
-def tool(name: str, *arguments: str) -> tuple[str, ...]:
-    """A script of this folder."""
-    return (f"tools/{name}.py", *arguments)
 
 
 def quickstart(runs: Path, device: str, steps: int) -> tuple[str, ...]:
@@ -118,33 +98,13 @@ def less_memory() -> tuple[str, ...]:
 def run(check: Check, out: Path) -> tuple[str, float]:
     """How it ended, and its seconds; prints the end of its output."""
     log = out / f"{check.name}.log"
-    began = time.monotonic()
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [sys.executable, *check.command],
-            cwd=REPOSITORY,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            start_new_session=True,
-            preexec_fn=ended_with_parent(),  # noqa: PLW1509
-        )
-        try:
-            code = process.wait(check.limit_s)
-            ended = "ok" if code == 0 else f"exit {code}"
-        except subprocess.TimeoutExpired:
-            ended = f"not done in {check.limit_s:g} s"
-        finally:
-            # With what it has started, which would keep the GPU.
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    print(f"--- {check.name}: {ended}; {log}", flush=True)
+    how, seconds = ended(check, log)
+    print(f"--- {check.name}: {how}; {log}", flush=True)
     lines = log.read_text(errors="replace").splitlines()
     with_bars = [line for line in lines[:-_OUTPUT_LINES] if _BAR.search(line)]
     print("\n".join(with_bars + lines[-_OUTPUT_LINES:]), flush=True)
     missed = sum(_BAR.search(line) is not None and _MISSED.search(line) is not None for line in lines)
-    return ended + (f", {missed} bar(s) missed" if missed else ""), time.monotonic() - began
+    return how + (f", {missed} bar(s) missed" if missed else ""), seconds
 
 
 def compare(out: Path) -> int:
@@ -185,6 +145,10 @@ def fifths(values: Sequence[float]) -> list[float]:
 
 def main() -> int:
     """Run what was asked for; the table comes last."""
+    if "--minimal" in sys.argv:
+        from minimal_gpu import main as minimal
+
+        return minimal([argument for argument in sys.argv[1:] if argument != "--minimal"])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     # A run folder is never written over.
     new = REPOSITORY / "runs" / f"check_gpu_{datetime.now():%Y-%m-%d_%H%M%S}"
@@ -192,6 +156,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=200, help=f"of the quickstarts, {_FEWEST_STEPS} or more")
     parser.add_argument("--only", nargs="+", default=None, help="names of checks")
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--minimal", action="store_true", help="steps for a lent machine: see --minimal --help")
     parser.add_argument("--compare", type=Path, default=None, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.compare is not None:
@@ -210,15 +175,13 @@ def main() -> int:
 
 def told_of(wanted: Sequence[Check], out: Path) -> int:
     """Run them one after another and print how each ended."""
-    # By an exception, so that the check under way is ended too.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    end_by_exception()
     out.mkdir(parents=True, exist_ok=True)
-    ended = {check.name: run(check, out) for check in wanted}
+    ends = {check.name: run(check, out) for check in wanted}
     print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    for name, (how, seconds) in ended.items():
+    for name, (how, seconds) in ends.items():
         print(f"{name:<16} {seconds:7.1f} s  {how}")
-    return int(any(not how.startswith("ok") for how, _ in ended.values()))
+    return int(any(not how.startswith("ok") for how, _ in ends.values()))
 
 
 if __name__ == "__main__":

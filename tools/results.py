@@ -10,7 +10,9 @@
 
 `report` prints the table and writes `tools/results/<benchmark>-<device>.json`, one file a kind of device, so that a run
 on a GPU leaves the CPU's figures alone. A figure that this machine cannot give is None and reads "not measured": never
-an estimate. Benchmarks are run as `python tools/bench_<name>.py`, which puts this folder on the import path.
+an estimate. A long benchmark calls `keep` with the figures that it has so far: where it is ended, they are on the disk,
+with `"complete": false`. With $MEGASHARP_REHEARSAL every table and file says that it is a rehearsal, no measurement.
+Benchmarks are run as `python tools/bench_<name>.py`, which puts this folder on the import path.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import platform
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,10 +33,15 @@ from typing import Literal
 
 import torch
 
+from megasharp import __version__
+from megasharp.cluster.slurm.gpus import opened
+from megasharp.common.errors import UserError
+
 # Tests run the benchmarks too, whose figures are nobody's.
 FOLDER = Path(os.environ.get("BENCH_RESULTS", Path(__file__).resolve().parent / "results"))
-PACKAGES = ("megasharp", "torch", "triton", "megatron-core", "transformer-engine", "numpy")
+PACKAGES = ("torch", "triton", "megatron-core", "transformer-engine", "numpy")
 NOT_MEASURED = "not measured"
+REHEARSAL = "MEGASHARP_REHEARSAL"
 
 Setting = str | int | float | bool | None
 
@@ -66,18 +74,20 @@ class Figure:
 class Machine:
     """Where and with what a benchmark ran, at which UTC time.
 
-    `commit` ends in "+" where the working tree had changes; where there is no git it is $COMMIT, else "unknown".
+    `commit` ends in "+" where the working tree had changes; where there is no git it is $COMMIT, else "unknown". A
+    `rehearsal` has figures that are nobody's.
     """
 
     date: str
     device: str
     versions: dict[str, str]
     commit: str
+    rehearsal: bool = False
 
 
 def machine(packages: Sequence[str] = ()) -> Machine:
     """This machine, now; `packages` are distributions to name besides `PACKAGES` (those not installed are left out)."""
-    versions = {"python": platform.python_version()}
+    versions = {"python": platform.python_version(), "megasharp": __version__}
     for package in (*PACKAGES, *packages):
         try:
             versions[package] = importlib.metadata.version(package)
@@ -87,7 +97,10 @@ def machine(packages: Sequence[str] = ()) -> Machine:
     versions["torch"] = torch.__version__
     if torch.version.cuda is not None:
         versions["cuda"] = torch.version.cuda
-    return Machine(datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), device(), versions, _commit())
+    with suppress(UserError), opened() as nvml:
+        versions["driver"] = nvml.read().driver
+    date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return Machine(date, device(), versions, _commit(), rehearsal=REHEARSAL in os.environ)
 
 
 def device() -> str:
@@ -117,7 +130,8 @@ def table(figures: Sequence[Figure], where: Machine) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     versions = ", ".join(f"{name} {version}" for name, version in where.versions.items())
-    return "\n".join([f"{where.date}  {where.device}  commit {where.commit}", versions, *lines])
+    marked = ["REHEARSAL: no figure below is a measurement"] if where.rehearsal else []
+    return "\n".join([*marked, f"{where.date}  {where.device}  commit {where.commit}", versions, *lines])
 
 
 def unusual(parser: argparse.ArgumentParser, arguments: argparse.Namespace, among: Sequence[str]) -> str:
@@ -142,16 +156,33 @@ def report(
     """
     where = machine(packages)
     print(table(figures, where))
+    path = keep(benchmark, figures, settings, where, folder, subject, complete=True)
+    print(f"written to {path}")
+    return path
+
+
+def keep(
+    benchmark: str,
+    figures: Sequence[Figure],
+    settings: Mapping[str, Setting],
+    where: Machine,
+    folder: Path = FOLDER,
+    subject: str = "",
+    complete: bool = False,
+) -> Path:
+    """Write the JSON file of a benchmark, which is not `complete` before its end, and print nothing."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{'-'.join(filter(None, (benchmark, _slug(subject), _slug(_device()))))}.json"
+    marked = "rehearsal" if where.rehearsal else ""
+    path = folder / f"{'-'.join(filter(None, (marked, benchmark, _slug(subject), _slug(_device()))))}.json"
     record = {
         "benchmark": benchmark,
         **asdict(where),
+        "complete": complete,
+        "file": path.name,
         "settings": dict(settings),
         "figures": [{**asdict(figure), "met": figure.met} for figure in figures],
     }
     path.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"written to {path}")
     return path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -30,13 +31,40 @@ def doctor(
     nodes: Annotated[
         bool, typer.Option(help="Check every node of this Slurm job, and the links between them.", show_default=False)
     ] = False,
+    gpu_smoke: Annotated[
+        bool,
+        typer.Option(
+            help="Instead, train two tiny models on this machine's GPU: with the engine in this process, and with "
+            "SGLang. Takes minutes; needs no model and no network.",
+            show_default=False,
+        ),
+    ] = False,
     runs: RunsFolder = Path("runs"),
 ) -> None:
     """Check GPUs, versions, disk, ports and links before a run. Exit code 1: something must be fixed first."""
+    if gpu_smoke:
+        if config is not None or nodes:
+            raise UserError(
+                "doctor --gpu-smoke takes no run file and examines one machine; for several nodes start it on each: "
+                "srun --ntasks-per-node=1 megasharp doctor --gpu-smoke"
+            )
+        raise typer.Exit(smoke_gpu(runs, typer.echo))
     if nodes:
         raise typer.Exit(examine_all_nodes(config, overrides or [], runs))
     if not examine_node(config, overrides or [], runs, typer.echo):
         raise typer.Exit(1)
+
+
+def smoke_gpu(runs: Path, say: Say) -> int:
+    """Train two tiny models on this machine's GPU; return the exit code. Raises UserError without a GPU."""
+    status("loading PyTorch")
+    from megasharp.trainer.gpu_smoke import new_folder, smoke
+
+    failed = False
+    for outcome in smoke(new_folder(runs), "cuda"):
+        say(f"{socket.gethostname()}  {outcome.how:4}  {outcome.part}: {outcome.text}")
+        failed = failed or outcome.how == "FAIL"
+    return int(failed)
 
 
 def examine_node(file: Path | None, overrides: Sequence[str], runs: Path, say: Say) -> bool:

@@ -11,12 +11,27 @@ import torch
 TESTS = Path(__file__).parents[1]
 PLACES = (
     TESTS / "unit" / "ops",
+    TESTS / "unit" / "learner",
     TESTS / "multirank" / "learner",
     TESTS / "multirank",
     TESTS / "gpu",
     TESTS.parent / "tools",
 )
 sys.path[:0] = [str(place) for place in PLACES]
+
+import rehearsal  # noqa: E402
+
+if rehearsal.asked():
+    # Before the tests' modules ask for CUDA.
+    rehearsal.begin()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out of a rehearsal what only a GPU can show."""
+    if rehearsal.asked():
+        left = [item for item in items if any(name in item.nodeid for name in rehearsal.ONLY_ON_A_GPU)]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
 
 
 @pytest.hookimpl(tryfirst=True)

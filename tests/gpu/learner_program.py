@@ -14,6 +14,7 @@ import json
 import sys
 from typing import Any
 
+import rehearsal
 import torch
 import torch.distributed as dist
 from policies import changed, optimizer_settings, ragged_sequences, recipe, settings
@@ -76,4 +77,6 @@ def main(folder: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    if rehearsal.asked():
+        rehearsal.begin()
     print(json.dumps(main(sys.argv[1], json.loads(sys.argv[2]))))

@@ -31,7 +31,8 @@ def small_model(folder: Path) -> str:
 def run(model: str, **given: Any) -> dict[str, Any]:
     """What the program found with these settings; its error output where it failed."""
     root = Path(__file__).parents[2]
-    places = [str(root), str(root / "tests" / "multirank"), str(root / "tests" / "multirank" / "learner")]
+    folders = ("", "tests/multirank", "tests/multirank/learner", "tests/unit/learner")
+    places = [str(root / folder) for folder in folders]
     path = os.pathsep.join([*places, *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(PROGRAM), model, json.dumps(given)],

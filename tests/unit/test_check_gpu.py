@@ -22,6 +22,7 @@ TOOLS = Path(__file__).resolve().parents[2] / "tools"
 sys.path.insert(0, str(TOOLS))
 
 import check_gpu  # noqa: E402
+import limited  # noqa: E402
 from results import Figure, Machine, table  # noqa: E402
 
 
@@ -149,7 +150,7 @@ def test_a_check_that_takes_too_long_ends_with_all_it_started(tmp_path: Path, mo
 
     monkeypatch.setattr(subprocess.Popen, "wait", wait_once_started)
     child = "import subprocess, sys, time; child = subprocess.Popen(['sleep', '600']); print(child.pid, flush=True)"
-    monkeypatch.setattr(check_gpu, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(limited, "REPOSITORY", tmp_path)
     ended, _ = check_gpu.run(check_gpu.Check("slow", ("-c", f"{child}; time.sleep(3600)"), 0.5), tmp_path)
     assert ended == "not done in 0.5 s"
     with suppress(psutil.NoSuchProcess):

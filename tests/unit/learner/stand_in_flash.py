@@ -77,7 +77,7 @@ def _scores(query: Tensor, key: Tensor, plan: VarlenPlan, scale: float | None) -
     if not plan.causal:
         return scores
     hidden = (distance < 0) | (distance >= (plan.window or len(key) + 1))
-    return scores.masked_fill(hidden, float("-inf"))
+    return scores.masked_fill(hidden.to(query.device), float("-inf"))
 
 
 def _repeated(x: Tensor, query: Tensor) -> Tensor:

@@ -1,0 +1,295 @@
+"""The first half hour on a GPU, in steps of at most ten minutes; the most valuable come first.
+
+    python tools/check_gpu.py --minimal --list               # steps, their limits, the wheels that they need
+    python tools/check_gpu.py --minimal --wheels DIR         # collects those wheels; the machine needs no network
+    python tools/check_gpu.py --minimal --minutes 9          # as many steps as fit, in this order
+    python tools/check_gpu.py --minimal step head            # these
+    python tools/check_gpu.py --minimal --rehearse           # the same on a CPU: tiny sizes, no measurement
+    python tools/check_gpu.py --minimal --unpack summary.json     # its benchmarks' files into tools/results
+
+It needs a CUDA build of torch, Triton, transformers and the wheels, and no installation of megasharp: Python 3.12,
+torch 2.11 and megatron-core 0.19 are enough. Models are made here with random weights. Everything that is to be kept is
+in two files of `--out`: `summary.json`, written anew after each command, and `log.txt`. A command that fails or meets
+its limit leaves the figures that it has so far. Exit code 1 where one failed, 2 without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import carried_wheels
+import torch
+from limited import REPOSITORY, Check, end_by_exception, ended, tool
+from results import REHEARSAL, machine
+
+from megasharp.ops.attention_kernels import KernelName, Site, refusal, software_here
+
+_OUTPUT_LINES = 12
+# Seconds; with less left a command would be ended before it has anything.
+_LEAST_S = 30.0
+_SUMMARY, _LOG, _RESULTS = "summary.json", "log.txt", "results"
+_TESTS = re.compile(r"^(\S*tests/gpu/\S+::.+) (PASSED|FAILED|ERROR|SKIPPED)\b", re.MULTILINE)
+_FLASH: tuple[KernelName, ...] = ("fa2", "fa3", "fa4")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Some commands on one question; `about` is a line for the user."""
+
+    name: str
+    about: str
+    checks: tuple[Check, ...]
+
+    @property
+    def limit_s(self) -> float:
+        """That of all commands together."""
+        return sum(check.limit_s for check in self.checks)
+
+
+def steps(out: Path, rehearsal: bool) -> list[Step]:
+    """All steps for this machine, in the order of their value."""
+    made = [
+        Step("kernels", "tests of the head's and attention's kernels against float64", (
+            _tests("kernels", 420, "test_head.py", "test_attention.py"),
+        )),
+        Step("train", "a run with DLC, KL and its own engine; saved, ended, resumed", (_smoke("learner", out, 420),)),
+        Step("learner", "sync to another process, a learner's steps bit for bit in two processes, its variants", (
+            _tests("sync", 120, "test_sync.py"),
+            _tests("determinism", 240, "test_determinism.py"),
+            _tests("learner", 240, "test_learner.py"),
+        )),
+        Step("step", "a training step of 1.7B and 4B, with each attention that is installed", _train_steps(rehearsal)),
+        Step("head", "the head beside other libraries, then its tiles", (
+            Check("head", tool("bench_head"), 240),
+            # Without CUDA there are no tiles.
+            *(() if rehearsal else (Check("head-tuning", tool("bench_head", "--tune", "--repeats", "10"), 240),)),
+            Check("sync-speed", tool("bench_sync", "--model", *_model("qwen3-1.7b", rehearsal)), 120),
+        )),
+        Step("step-8b", "a training step of 8B, its optimizer's state in the host's memory (98 GB)", (
+            _step("step-8b", "qwen3-8b", rehearsal, 600, "--optimizer-offload", "--recompute", "full"),
+        )),
+        Step("engines", "an SGLang engine: composite DLC, CUDA graphs, sleep and wake, weights by handles; optional", (
+            _smoke("engines", out, 480),
+        )),
+    ]  # fmt: skip
+    return [_rehearsed(step) for step in made] if rehearsal else made
+
+
+def _tests(name: str, limit_s: float, *files: str) -> Check:
+    # A line for each test (the project asks for -q), so that an early end says which were well.
+    options = ("-vv", "-rs", "-p", "no:cacheprovider", "-W", "ignore")
+    return Check(name, ("-m", "pytest", *options, *(f"tests/gpu/{file}" for file in files)), limit_s)
+
+
+def _smoke(part: str, out: Path, limit_s: float) -> Check:
+    return Check(f"run-{part}", tool("minimal_gpu", "--smoke", part, "--out", str(out)), limit_s)
+
+
+def _model(name: str, rehearsal: bool) -> tuple[str, ...]:
+    """A benchmark's model: of a rehearsal the quickstart's, in float32."""
+    return ("quickstart", "--dtype", "float32") if rehearsal else (name,)
+
+
+def _step(name: str, model: str, rehearsal: bool, limit_s: float, *arguments: str) -> Check:
+    short = ("--steps", "3", "--warm-up", "1", "--micro-batches", "2", "--head", "chunked", "--random-init")
+    small = ("--tokens", "256", "--prompt", "16", "--response", "32") if rehearsal else ()
+    return Check(name, tool("bench_step", "--model", *_model(model, rehearsal), *short, *small, *arguments), limit_s)
+
+
+def _train_steps(rehearsal: bool) -> tuple[Check, ...]:
+    # By their memory on 80 GB: 4B with 18 bytes a parameter are 72 GB.
+    recompute = {"qwen3-1.7b": "selective", "qwen3-4b": "full"}
+    return tuple(
+        _step(f"{model}-{name}", model, rehearsal, limit_s, "--recompute", recompute[model], *_attention(name))
+        for model, limit_s in (("qwen3-1.7b", 90.0), ("qwen3-4b", 110.0))
+        for name in kernels_here()
+    )
+
+
+def _attention(name: str) -> tuple[str, ...]:
+    # On a CPU there is one kind, and no choice.
+    return ("--attention", name) if torch.cuda.is_available() else ()
+
+
+def kernels_here() -> list[KernelName]:
+    """The attention kernels that are installed and serve this card; FA2, which is torch's own, without one."""
+    if not torch.cuda.is_available():
+        return ["fa2"]
+    site = Site(gpu=True, dtype="bfloat16", head_dims=(128,), capability=torch.cuda.get_device_capability())
+    software = software_here()
+    return [name for name in _FLASH if not refusal(name, site, software)]
+
+
+def _rehearsed(step: Step) -> Step:
+    variables = {REHEARSAL: "1"}
+    return Step(step.name, step.about, tuple(Check(c.name, c.command, c.limit_s, variables) for c in step.checks))
+
+
+class Summary:
+    """`summary.json`: where and with what it ran, then each command's end, tests and benchmarks."""
+
+    def __init__(self, out: Path, rehearsal: bool) -> None:
+        self._out = out
+        where = machine(("transformers", "nvidia-cudnn-cu13", "nvidia-nccl-cu13"))
+        self.tree: dict[str, Any] = {**asdict(where), "rehearsal": rehearsal, "checks": {}}
+        self._seen: dict[Path, int] = {}
+        self._write()
+
+    def add(self, step: str, check: str, how: str, seconds: float, output: str) -> None:
+        """Add a command that has ended; what it left in `results` belongs to it."""
+        entry: dict[str, Any] = {"step": step, "ended": how, "seconds": round(seconds, 1)}
+        tests = _TESTS.findall(output)
+        if tests:
+            entry["tests"] = {kind.lower(): sum(each == kind for _, each in tests) for kind in ("PASSED", "SKIPPED")}
+            entry["tests"]["failed"] = [name for name, kind in tests if kind in ("FAILED", "ERROR")]
+        entry["benchmarks"] = [json.loads(path.read_text()) for path in self._new()]
+        self.tree["checks"][check] = entry
+        self._write()
+
+    def _new(self) -> Iterator[Path]:
+        for path in sorted((self._out / _RESULTS).glob("*.json")):
+            written = path.stat().st_mtime_ns
+            if self._seen.get(path) != written:
+                self._seen[path] = written
+                yield path
+
+    def _write(self) -> None:
+        path = self._out / _SUMMARY
+        path.with_suffix(".new").write_text(json.dumps(self.tree, indent=1) + "\n")
+        path.with_suffix(".new").replace(path)
+
+
+def run(wanted: Sequence[Step], out: Path, rehearsal: bool, minutes: float | None) -> int:
+    """Run the steps one after another within `minutes`; 1 where a command failed."""
+    end_by_exception()
+    out.mkdir(parents=True, exist_ok=True)
+    os.environ["BENCH_RESULTS"] = str(out / _RESULTS)
+    deadline = time.monotonic() + (minutes * 60 if minutes is not None else float("inf"))
+    summary, log = Summary(out, rehearsal), out / _LOG
+    for step in wanted:
+        for check in step.checks:
+            left = deadline - time.monotonic()
+            if left < _LEAST_S:
+                summary.add(step.name, check.name, "left out: no time", 0.0, "")
+                continue
+            begin = log.stat().st_size if log.is_file() else 0
+            how, seconds = ended(check, log, left)
+            output = log.read_bytes()[begin:].decode(errors="replace")
+            summary.add(step.name, check.name, how, seconds, output)
+            print(f"--- {step.name}, {check.name}: {how}, {seconds:.0f} s", flush=True)
+            print("\n".join(output.splitlines()[-_OUTPUT_LINES:]), flush=True)
+    print("\n".join(lines(summary.tree)))
+    print(f"{out / _SUMMARY} and {out / _LOG} have all of it")
+    return int(any(entry["ended"] not in ("ok", "left out: no time") for entry in summary.tree["checks"].values()))
+
+
+def lines(tree: dict[str, Any]) -> Iterator[str]:
+    """A line for each command, with its tests and the first figures of its benchmarks."""
+    yield ""
+    if tree["rehearsal"]:
+        yield "REHEARSAL: no figure below is a measurement"
+    yield f"{tree['device']}, " + ", ".join(f"{name} {version}" for name, version in tree["versions"].items())
+    for name, entry in tree["checks"].items():
+        yield f"{name:<16} {entry['seconds']:7.1f} s  {entry['ended']}{_told(entry)}"
+
+
+def _told(entry: dict[str, Any]) -> str:
+    said = ""
+    if "tests" in entry:
+        tests = entry["tests"]
+        said += f"; {tests['passed']} passed, {len(tests['failed'])} failed, {tests['skipped']} skipped"
+    for record in entry["benchmarks"]:
+        named = {figure["name"]: figure for figure in record["figures"] if figure["value"] is not None}
+        shown = [
+            name for name in ("step", "update", "MFU", "peak memory", "ours: forward", "lent, later") if name in named
+        ]
+        said += "".join(f"; {name} {named[name]['value']:.3g} {named[name]['unit']}" for name in shown)
+        said += "" if record["complete"] else " (so far)"
+    return said
+
+
+def smoke(part: str, out: Path) -> int:
+    """One part of `megasharp doctor --gpu-smoke`, in a folder of this call."""
+    from megasharp.trainer.gpu_smoke import smoke as run_smoke
+
+    folder = out.absolute() / f"runs_{datetime.now():%H%M%S}"
+    bad = 0
+    for outcome in run_smoke(folder, "cpu" if REHEARSAL in os.environ else "cuda", (part,)):
+        print(f"{outcome.part}: {outcome.how}: {outcome.text}")
+        bad += outcome.how == "FAIL"
+    return int(bad > 0)
+
+
+def unpack(summary: Path) -> int:
+    """Write the benchmarks' files of a summary to tools/results, as they would be had they run here."""
+    folder = REPOSITORY / "tools" / _RESULTS
+    for entry in json.loads(summary.read_text())["checks"].values():
+        for record in entry["benchmarks"]:
+            if record["rehearsal"] or not record["complete"]:
+                print(f"left out, a rehearsal or incomplete: {record['benchmark']}")
+                continue
+            path = folder / record["file"]
+            path.write_text(json.dumps(record, indent=1) + "\n")
+            print(path)
+    return 0
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """The command line, `--minimal` taken off."""
+    parser = argparse.ArgumentParser(
+        prog="check_gpu.py --minimal", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("steps", nargs="*", metavar="STEP")
+    new = REPOSITORY / "runs" / f"check_gpu_{datetime.now():%Y-%m-%d_%H%M%S}"
+    parser.add_argument("--out", type=Path, default=new)
+    parser.add_argument("--minutes", type=float, default=None, help="what has not begun by then is left out")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--wheels", type=Path, metavar="DIR", help="download the wheels with pip")
+    parser.add_argument("--rehearse", action="store_true", help="on a CPU, tiny; no figure is a measurement")
+    parser.add_argument("--unpack", type=Path, metavar="SUMMARY", help="its benchmarks' files into tools/results")
+    parser.add_argument("--smoke", help=argparse.SUPPRESS)
+    arguments = parser.parse_args(given)
+    if arguments.wheels is not None:
+        return carried_wheels.collect(arguments.wheels)
+    if arguments.unpack is not None:
+        return unpack(arguments.unpack)
+    if arguments.smoke is not None:
+        return smoke(arguments.smoke, arguments.out)
+    known = steps(arguments.out.absolute(), arguments.rehearse)
+    if arguments.list:
+        print("\n".join(listed(known)))
+        return 0
+    unknown = sorted(set(arguments.steps) - {step.name for step in known})
+    if unknown:
+        print(f"check_gpu: no step is called {' '.join(unknown)}: see --minimal --list", file=sys.stderr)
+        return 2
+    if not arguments.rehearse and not torch.cuda.is_available():
+        print("check_gpu: torch finds no GPU on this machine; --rehearse tries the steps on its CPU", file=sys.stderr)
+        return 2
+    wanted = [step for step in known if not arguments.steps or step.name in arguments.steps]
+    return run(wanted, arguments.out.absolute(), arguments.rehearse, arguments.minutes)
+
+
+def listed(known: Sequence[Step]) -> Iterator[str]:
+    """The steps in their order, each with its limit, its commands and its wheels."""
+    for step in known:
+        yield f"{step.name:<8} at most {step.limit_s:4.0f} s  {step.about}"
+        yield f"         {', '.join(f'{check.name} {check.limit_s:.0f} s' for check in step.checks)}"
+        yield f"         {carried_wheels.described((step.name,))}"
+    yield f"all wheels: {carried_wheels.described(carried_wheels.ALL)}"
+    lacking = [w.name for w in carried_wheels.WHEELS if w.there is None]
+    yield f"not in this Python: {', '.join(lacking) or 'none of them is missing'}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
