@@ -29,6 +29,7 @@ from megasharp.learner.learner import POLICY
 from megasharp.learner.ranks import processes
 from megasharp.rollout.sglang.client.launch import FleetSettings, environment
 from megasharp.trainer import placement
+from megasharp.trainer.resolve import summary
 from megasharp.trainer.resolve.engine_settings import choose_transport, group_variables
 
 MINIMAL = """
@@ -147,3 +148,20 @@ def test_ranks_of_this_machine_are_started_with_them(tmp_path: Path, monkeypatch
     settings: Any = {POLICY: SimpleNamespace(layout=ParallelLayout(tp=2))}
     placement.LocalPlacement(shape).ranks(settings, torch.device("cuda"), tmp_path)
     assert started == [{QUEUES: "1", CUMEM: "0", NVLS: "0"}]
+
+
+def test_values_that_cost_or_do_not_count_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary, "compute_capability", lambda: HOPPER)
+    monkeypatch.delenv(NVLS, raising=False)
+    monkeypatch.setenv(CUMEM, "0")
+    monkeypatch.setenv(QUEUES, "8")
+    tree = apply_overrides(parse_yaml(MINIMAL, "minimal"), [GPUS, APART, "rollout.sglang.enable_symm_mem=true"])
+    run: Any = SimpleNamespace(config=validate(RunConfig, tree, "minimal"), layout=ParallelLayout(tp=2))
+    slow, ignored = summary.environment_notes(run)
+    assert slow.startswith("CUDA_DEVICE_MAX_CONNECTIONS=8 is kept, but on this GPU") and slow.endswith("unset it")
+    assert ignored.startswith(
+        "NCCL_CUMEM_ENABLE=0 of the environment does not count: rollout.sglang.enable_symm_mem sets the other value"
+    )
+    for name in (QUEUES, CUMEM):
+        monkeypatch.delenv(name)
+    assert summary.environment_notes(run) == []
