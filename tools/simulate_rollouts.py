@@ -8,7 +8,7 @@
 The collector is the real one (`megasharp/rollout/async_collector.py`); all groups are kept. The engines are simulated
 (`simulated_fleet.py`): with n responses at work a decode step takes --weights + n x --cache x context seconds,
 `context` being the mean number of tokens that a response in progress attends to; --read is for a token that is read.
-The defaults are what `megasharp plan` predicts for an engine of qwen3-32b-dlc, 4 H200, at half their bandwidth and 40 %
+The defaults are an engine of qwen3-32b-dlc as a plain roofline has it, 4 H200, at half their bandwidth and 40 %
 of their FLOPs: 17.2 GB of weights and 94 kB a token of cache at 2.4 TB/s; 43.6 us a token read; 54.7 s of training for
 278,528 tokens an engine.
 

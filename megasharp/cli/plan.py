@@ -31,7 +31,10 @@ def plan(
     mfu: Annotated[
         float | None,
         typer.Option(
-            min=0.01, max=1.0, help="Model FLOPs utilisation in training. Without it: 0.40.", rich_help_panel=ASSUMED
+            min=0.01,
+            max=1.0,
+            help="Model FLOPs utilisation of updates and log-prob passes. Without it: 0.42 and 0.41.",
+            rich_help_panel=ASSUMED,
         ),
     ] = None,
     response: Annotated[

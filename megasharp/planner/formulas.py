@@ -305,6 +305,15 @@ def context_bytes_per_row(arch: Architecture, tp: int, cp: int, width: int) -> f
     return (cp - 1) / cp * arch.num_layers * 2 * arch.kv_size / tp * width
 
 
+def tensor_bytes_per_row(arch: Architecture, tp: int, width: int) -> float:
+    """Bytes a rank receives for each packed token in one pass through all layers, between tensor-parallel ranks.
+
+    With sequence parallelism a layer gathers its input twice and scatters its output twice, (tp - 1) / tp of `hidden`
+    numbers each (2205.05198, section 4.2.2). Backward moves as much.
+    """
+    return (tp - 1) / tp * arch.num_layers * 4 * arch.hidden * width
+
+
 def packing_flops(arch: Architecture, chunked_head: bool, response_window: int | None = None) -> Flops:
     """`forward_flops_per_token` for packed tokens whose contexts are known: batching balances ranks by it.
 
@@ -337,17 +346,36 @@ def bubble_share(pp: int, vpp: int, micro_batches: int) -> float:
     return (pp - 1) / (vpp * micro_batches + pp - 1)
 
 
-def decode_seconds(
-    requests: float, at_once: float, lengths: Lengths, weights: float, caches: Sequence[KvCache], bandwidth: float
-) -> float:
-    """Seconds an engine decodes `requests` responses, at most `at_once` together; bytes are those of one rank.
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """What one rank of an engine does: `weights` and the caches' bytes are read in each step at `bandwidth`.
 
-    Roofline of memory: a step reads the weights and the cache of every live request, at `bandwidth`. While more wait,
-    the batch is full, with requests at every age (`KvCache.mean_bytes` is then a live request's size); the last
-    `at_once` start together and end one after the other, the longest last.
+    `token`: seconds that a rank computes for one token. `step`: seconds of a step whatever its batch.
+    """
+
+    weights: float
+    caches: Sequence[KvCache]
+    bandwidth: float
+    token: float
+    step: float
+
+    def step_seconds(self, live: float, cache_bytes: float) -> float:
+        """Seconds of a step of `live` requests that have `cache_bytes` each.
+
+        Reading and computing are added, as if they never overlapped: kernels of large batches are bound by neither
+        alone.
+        """
+        return (self.weights + live * cache_bytes) / self.bandwidth + live * self.token + self.step
+
+
+def decode_seconds(requests: float, at_once: float, lengths: Lengths, engine: Decoding) -> float:
+    """Seconds an engine decodes `requests` responses, at most `at_once` together.
+
+    While more wait, the batch is full, with requests at every age (`KvCache.mean_bytes` is then a live request's size);
+    the last `at_once` start together and end one after the other, the longest last.
     """
     last = min(requests, at_once)
-    full_step = weights + at_once * sum(cache.mean_bytes(lengths) for cache in caches)
+    full_step = engine.step_seconds(at_once, sum(cache.mean_bytes(lengths) for cache in engine.caches))
     full_steps = max(0.0, requests - at_once) * lengths.response / at_once
     # The integral over the last batch's positions, by the midpoint rule.
     steps = 256
@@ -355,9 +383,9 @@ def decode_seconds(
     drain = 0.0
     for i in range(steps):
         position = (i + 0.5) * size
-        live = last * lengths.longer_than(position)
-        drain += size * (weights + live * sum(cache.bytes_at(lengths.prompt, position) for cache in caches))
-    return (full_steps * full_step + drain) / bandwidth
+        cache_bytes = sum(cache.bytes_at(lengths.prompt, position) for cache in engine.caches)
+        drain += size * engine.step_seconds(last * lengths.longer_than(position), cache_bytes)
+    return full_steps * full_step + drain
 
 
 def micro_batches(rows: float, responses: float, budget: int, ranks: int, multiple: int) -> int:

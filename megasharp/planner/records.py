@@ -7,6 +7,7 @@ rank of a CPU run) unless said otherwise, times seconds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -137,16 +138,51 @@ class Machines:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The rates assumed, as shares of the data sheet's figures; `disk` in bytes per second for all ranks together.
+    """The rates assumed, as shares of the data sheet's figures unless said otherwise.
 
-    `mfu`: model FLOPs utilisation of training and prefill outside of pipeline bubbles; 0.40 is the lower end of what
-    Megatron-LM reports for dense models on H100s. `bandwidth`: of memory in decoding. `links`: of NVLink and network.
+    `mfu`, `logp_mfu`: model FLOPs utilisation of update and log-prob passes, outside of pipeline bubbles and of what
+    tensor-parallel ranks exchange; of engines `engine_mfu`, in prefill and decoding. `bandwidth`: of memory in
+    decoding. `layer_s`: seconds that tensor-parallel ranks of an engine take for one layer of a decode step besides.
+    `links`: of NVLink and network. `sync`: bytes of weights per second that are handed over, besides what links allow.
+    `driver_s`: seconds of a step that the driver has alone. `disk`: bytes per second of all ranks.
+
+    All but `links` and `disk` are fitted to published runs by `tools/calibrate_plan.py`, which checks these defaults.
     """
 
-    mfu: float = 0.40
-    bandwidth: float = 0.5
+    mfu: float = 0.419
+    logp_mfu: float = 0.41
+    engine_mfu: float = 0.327
+    bandwidth: float = 0.749
+    layer_s: float = 8.41e-5
+    sync: float = 1.22e10
+    driver_s: float = 2.44
     links: float = 0.8
     disk: float = 10e9
+
+
+# Nine of ten published numbers are within these factors of their prediction (`tools/calibrate_plan.py`), by group.
+SPREAD: Mapping[str, float] = {"step": 1.19, "learners": 1.19, "engines": 1.3, "weights": 2.01, "driver": 1.45}
+# The group of a step's parts; of copies to the host, of which nothing is published alone, that of the weights.
+PART_GROUPS: Mapping[str, str] = {
+    "rollout": "engines",
+    **dict.fromkeys(("annotate", "update", "memory", "context"), "learners"),
+    **dict.fromkeys(("sync", "offload", "reference", "optimizer"), "weights"),
+    **{part: part for part in ("driver", "step")},
+}
+
+
+def span(part: str, seconds: float) -> tuple[float, float]:
+    """The range in which a part of that predicted time is expected, or the "step"."""
+    factor = SPREAD[PART_GROUPS[part]]
+    return seconds / factor, seconds * factor
+
+
+def range_text(found: tuple[float, float] | None) -> str:
+    """Print a range with three digits, or less than 10 with one decimal: "790 to 1,330"; "?" where there is none."""
+    if found is None:
+        return "?"
+    low, high = (f"{end:.1f}" if end < 10 else f"{round(end, 2 - math.floor(math.log10(end))):,.0f}" for end in found)
+    return low if low == high else f"{low} to {high}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +353,11 @@ class StageTime:
     seconds: float | None
     how: str
 
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """The range in which its seconds are expected."""
+        return None if self.seconds is None else span(self.name, self.seconds)
+
 
 @dataclass(frozen=True, slots=True)
 class DlcCost:
@@ -410,6 +451,17 @@ class Plan:
     host: int
     problems: tuple[Problem, ...]
     dlc: DlcCost | None = None
+
+    @property
+    def step_range(self) -> tuple[float, float] | None:
+        """The range in which a step's seconds are expected."""
+        return None if self.step_seconds is None else span("step", self.step_seconds)
+
+    @property
+    def rate_range(self) -> tuple[float, float] | None:
+        """The range in which `tokens_per_second_per_gpu` is expected."""
+        rate = self.tokens_per_second_per_gpu
+        return None if rate is None else span("step", rate)
 
     @property
     def works(self) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from megasharp.convert.lora import trained_parameters
 from megasharp.planner.formulas import (
+    Decoding,
     KvCache,
     Lengths,
     bubble_share,
@@ -29,6 +30,7 @@ from megasharp.planner.formulas import (
     metrics_bytes,
     recompute_share,
     response_table_bytes,
+    tensor_bytes_per_row,
     tensorboard_bytes,
     token_table_bytes,
 )
@@ -182,6 +184,7 @@ def step_times(
         times.append(StageTime("optimizer", request.batch.mini_batches * held / _HOST_LINK, how))
     if request.engines is not None:
         times.append(_sync(request, gpu, request.engines))
+        times.append(StageTime("driver", request.rates.driver_s, "rewards, advantages, batches and metrics"))
         if offloaded:
             times.append(StageTime("offload", 2 * offloaded / _HOST_LINK, "to the host and back, 50 GB/s a GPU"))
     return times
@@ -195,7 +198,8 @@ def longest_response_seconds(request: Request, engine: EngineMemory) -> float | 
     gpu, lengths = request.machines.gpu, request.batch.lengths
     if gpu is None or engine.at_once < 1:
         return None
-    return lengths.response_longest * step_bytes(engine, lengths) / (gpu.bandwidth * request.rates.bandwidth)
+    mean = sum(cache.mean_bytes(lengths) for cache in engine.caches)
+    return lengths.response_longest * _decoding(request, gpu, engine).step_seconds(engine.at_once, mean)
 
 
 def first_token_seconds(request: Request, engine: EngineMemory) -> float | None:
@@ -296,41 +300,62 @@ def disk_bytes(request: Request, save: Checkpoint) -> Disk:
     )
 
 
+def _decoding(request: Request, gpu: Gpu, engine: EngineMemory) -> Decoding:
+    """The engine's decoding at the rates that are assumed."""
+    rates = request.rates
+    # Attention is memory's matter here: its bytes are counted as the cache's.
+    flops = sum(forward_flops_per_token(network.architecture, 0.0) for network in request.networks)
+    layers = sum(network.architecture.num_layers for network in request.networks)
+    return Decoding(
+        weights=engine.weights,
+        caches=engine.caches,
+        bandwidth=gpu.bandwidth * rates.bandwidth,
+        token=flops / (engine.tp * gpu.flops * rates.engine_mfu),
+        step=layers * rates.layer_s if engine.tp > 1 else 0.0,
+    )
+
+
 def _rollout(request: Request, gpu: Gpu, engine: EngineMemory) -> StageTime:
     if engine.at_once < 1:
         return StageTime("rollout", None, "no response fits into the cache")
     lengths = request.batch.lengths
-    decoding = decode_seconds(
-        engine.requests,
-        engine.at_once,
-        lengths,
-        engine.weights,
-        engine.caches,
-        gpu.bandwidth * request.rates.bandwidth,
-    )
+    decoding = decode_seconds(engine.requests, engine.at_once, lengths, _decoding(request, gpu, engine))
     per_token = sum(forward_flops_per_token(network.architecture, lengths.prompt / 2) for network in request.networks)
     # A group's responses share the prefill of their prompt.
     prompts = engine.requests / request.batch.responses * lengths.prompt
-    reading = prompts * per_token / (engine.tp * gpu.flops * request.rates.mfu)
-    how = f"{engine.at_once} of {engine.requests:.0f} responses at once in an engine, by memory bandwidth"
+    reading = prompts * per_token / (engine.tp * gpu.flops * request.rates.engine_mfu)
+    how = f"{engine.at_once} of {engine.requests:.0f} responses at once in an engine: reading and FLOPs"
     return StageTime("rollout", decoding + reading, how)
 
 
 def _passes(request: Request, gpu: Gpu, rows: Rows) -> list[StageTime]:
     split = request.split
     idle = bubble_share(split.pp, split.vpp, rows.micro_batches)
-    rate = request.layout.world * gpu.flops * request.rates.mfu * (1 - idle)
-    forward = rows.step * _forward(request, request.policy) / rate
+    rates = request.rates
+    peak = request.layout.world * gpu.flops * (1 - idle)
+    forward = rows.step * _forward(request, request.policy) / peak
     times = []
     before = request.passes.before
     if before:
-        times.append(StageTime("annotate", len(before) * forward, f"forward pass for {' and '.join(before)} log-probs"))
+        how = f"forward pass for {' and '.join(before)} log-probs"
+        passes = len(before)
+        times.append(StageTime("annotate", passes * (forward / rates.logp_mfu + _tensor(request, gpu, rows)), how))
     again = "" if split.recompute == "none" else f", recompute {split.recompute}"
-    times.append(StageTime("update", forward * _work(request, request.policy), "forward and backward" + again))
+    update = forward * _work(request, request.policy) / rates.mfu
+    update += (3 if split.recompute == "full" else 2) * _tensor(request, gpu, rows)
+    times.append(StageTime("update", update, "forward and backward" + again))
     if request.memory is not None:
-        once = (1 + request.passes.replay) * rows.step * _forward(request, request.memory) / rate
+        once = (1 + request.passes.replay) * rows.step * _forward(request, request.memory) / (peak * rates.mfu)
         times.append(StageTime("memory", once * _work(request, request.memory), _learning(request)))
     return times
+
+
+def _tensor(request: Request, gpu: Gpu, rows: Rows) -> float:
+    """Seconds of one pass's exchange between the policy's tensor-parallel ranks; nothing overlaps."""
+    split = request.split
+    working = split.dp * split.cp * split.pp * (1 - bubble_share(split.pp, split.vpp, rows.micro_batches))
+    moved = rows.step * tensor_bytes_per_row(request.policy.architecture, split.tp, request.width)
+    return moved / working / (gpu.nvlink / 2 * request.rates.links)
 
 
 def _learning(request: Request) -> str:
@@ -393,16 +418,20 @@ def _work(request: Request, network: Network) -> float:
 
 def _sync(request: Request, gpu: Gpu, engines: Engines) -> StageTime:
     size = request.width * sum(network.architecture.parameter_count() for network in request.networks)
-    links = request.rates.links
+    rates, links = request.rates, request.rates.links
+    # Over the network a bucket is gathered, sent and loaded in turn; co-located ranks gather and load their own.
+    ways = 2 if engines.transport in ("nccl", "gloo") else 1
+    handing = ways * size / rates.sync
     match engines.transport:
         case "ipc" if request.split.pp > 1 and request.machines.nodes > 1:
-            return StageTime("sync", size / (gpu.network * links), "every stage's weights broadcast to all GPUs")
+            how, moving = "every stage's weights broadcast to all GPUs", size / (gpu.network * links)
         case "ipc" | "shared_memory":
-            return StageTime("sync", size / (gpu.nvlink / 2 * links), "whole weights gathered to each GPU over NVLink")
+            how, moving = "whole weights gathered over NVLink", size / (gpu.nvlink / 2 * links)
         case "nccl" | "gloo":
-            return StageTime("sync", size / (gpu.network * links), "whole weights broadcast over one network adapter")
+            how, moving = "whole weights broadcast over one adapter", size / (gpu.network * links)
         case "disk":
-            seconds = size * (1 + engines.count) / request.rates.disk
-            return StageTime("sync", seconds, f"written once, read by {engines.count} engine(s)")
+            how = f"written once, read by {engines.count} engine(s)"
+            moving = size * (1 + engines.count) / rates.disk
         case "inprocess":
             return StageTime("sync", 0.0, "handed over in the process")
+    return StageTime("sync", moving + handing, f"{how}, then loaded by engines")

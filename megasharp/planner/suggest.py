@@ -17,7 +17,7 @@ from megasharp.common.errors import UserError
 from megasharp.config.policy import PolicyConfig, Recompute
 from megasharp.planner.formulas import bubble_share
 from megasharp.planner.memory import host_bytes, left_while_sampling, ranks_of_node, rows_of, stage_memory, with_engine
-from megasharp.planner.records import Engines, Network, Plan, Request
+from megasharp.planner.records import Engines, Network, Plan, Request, range_text
 from megasharp.planner.seconds import (
     checkpoint,
     disk_bytes,
@@ -216,7 +216,7 @@ def _keys(request: Request) -> dict[str, Value]:
 def _reasons(request: Request, plan: Plan, first: float) -> tuple[str, ...]:
     split, seconds = request.split, plan.step_seconds or 0.0
     compared = f", {abs(seconds / first - 1):.0%} {'more' if seconds > first else 'less'} than the first"
-    reasons = [f"{seconds:.0f} s a step" + (compared if seconds != first else "")]
+    reasons = [f"{range_text(plan.step_range)} s a step" + (compared if seconds != first else "")]
     reasons.append(
         "no pipeline, so no bubble" if split.pp == 1 else f"{split.pp} pipeline stages idle {plan.bubble:.0%} of a pass"
     )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from megasharp.planner.formulas import Lengths
 from megasharp.planner.memory import ANNOTATION, HANDOVER, SAMPLING, TRAINING, run_text
-from megasharp.planner.records import EngineMemory, Machines, Network, Plan, Request, StageMemory
+from megasharp.planner.records import EngineMemory, Machines, Network, Plan, Request, StageMemory, range_text
 from megasharp.planner.seconds import loss
 from megasharp.planner.suggest import Suggestion
 
@@ -50,16 +50,26 @@ def plan_tree(request: Request, plan: Plan, notes: Sequence[str], suggestions: S
         "machines": {**_machines(request.machines), "gpus_in_use": plan.gpus if gpu else 0},
         "assumed": {
             "mfu_share": rates.mfu,
+            "logp_mfu_share": rates.logp_mfu,
+            "engine_mfu_share": rates.engine_mfu,
             "memory_bandwidth_share": rates.bandwidth,
+            "engine_layer_seconds": rates.layer_s,
             "link_bandwidth_share": rates.links,
+            "sync_bytes_per_second": rates.sync,
+            "driver_seconds": rates.driver_s,
             "disk_bytes_per_second": rates.disk,
         },
         "stages": [_stage(request, plan, stage) for stage in plan.stages],
         "engines": _engines(request, plan.engine),
-        "times": [{"part": time.name, "seconds": time.seconds, "how": time.how} for time in plan.times],
+        "times": [
+            {"part": time.name, "seconds": time.seconds, **_range("seconds", time.range), "how": time.how}
+            for time in plan.times
+        ],
         "dlc": _dlc_tree(request, plan),
         "step_seconds": plan.step_seconds,
+        **_range("step_seconds", plan.step_range),
         "tokens_per_second_per_gpu_in_use": plan.tokens_per_second_per_gpu,
+        **_range("tokens_per_second_per_gpu_in_use", plan.rate_range),
         "checkpoint": {
             "size_bytes": plan.checkpoint.size,
             "seconds": plan.checkpoint.seconds if gpu else None,
@@ -75,7 +85,7 @@ def plan_tree(request: Request, plan: Plan, notes: Sequence[str], suggestions: S
 
 def _failure_tree(request: Request, plan: Plan) -> Tree | None:
     """Work lost by a failure at most, and the steps between checkpoints by which that is an hour at most."""
-    lost = loss(request, plan.step_seconds, plan.checkpoint)
+    lost = loss(request, _longest_step(plan), plan.checkpoint)
     if lost is None:
         return None
     return {
@@ -84,6 +94,12 @@ def _failure_tree(request: Request, plan: Plan) -> Tree | None:
         "every_steps_for_an_hour": lost.fewer,
         "saving_share_then": lost.saving,
     }
+
+
+def _range(key: str, found: tuple[float, float] | None) -> Tree:
+    """The two ends of a prediction's range, None where there is none."""
+    low, high = found or (None, None)
+    return {f"{key}_low": low, f"{key}_high": high}
 
 
 def _network(network: Network | None) -> Tree | None:
@@ -228,6 +244,7 @@ def _suggestion(one: Suggestion) -> Tree:
     return {
         "keys": one.keys,
         "step_seconds": one.plan.step_seconds,
+        **_range("step_seconds", one.plan.step_range),
         "tokens_per_second_per_gpu_in_use": one.plan.tokens_per_second_per_gpu,
         "bubble_share": one.plan.bubble,
         "fullest_bytes": one.plan.fullest,
@@ -483,18 +500,18 @@ def _time(request: Request, plan: Plan) -> Iterator[str]:
     rates = request.rates
     yield from _wrapped(
         "time",
-        f"predicted, not measured: MFU {rates.mfu:.2f} outside of bubbles, {rates.bandwidth:.0%} of the memory's and "
+        f"predicted, not measured, in seconds from low to high, as far as published runs of others were from their "
+        f"predictions; MFU {rates.mfu:.2f} outside of bubbles and exchanges, {rates.bandwidth:.0%} of the memory's and "
         f"{rates.links:.0%} of the links' bandwidth",
     )
     for time in plan.times:
-        seconds = "?" if time.seconds is None else f"{time.seconds:.1f}"
-        yield f"  {time.name:<10}{seconds:>8} s  {time.how}"
-    if plan.step_seconds is not None and plan.tokens_per_second_per_gpu is not None:
+        yield f"  {time.name:<10}{range_text(time.range):>16} s  {time.how}"
+    if plan.step_range is not None and plan.rate_range is not None:
         together = "sampling beside training" if request.engines and request.engines.overlap else "one after the other"
-        yield f"  {'step':<10}{plan.step_seconds:>8.1f} s  {together}"
+        yield f"  {'step':<10}{range_text(plan.step_range):>16} s  {together}"
         yield from _wrapped(
             "rate",
-            f"{plan.tokens_per_second_per_gpu:,.0f} tokens/s/GPU: prompts and responses that are trained on, over the "
+            f"{range_text(plan.rate_range)} tokens/s/GPU: prompts and responses that are trained on, over the "
             f"{plan.gpus} GPUs of the run (idle ones of its nodes are not counted)",
         )
     if request.engines is None:
@@ -512,16 +529,21 @@ def _checkpoint(request: Request, plan: Plan) -> Iterator[str]:
 
 def _failure(request: Request, plan: Plan) -> Iterator[str]:
     """Yield the work that a failure may lose, and the number of steps between checkpoints that keeps it to an hour."""
-    lost = loss(request, plan.step_seconds, plan.checkpoint)
-    if lost is None or plan.step_seconds is None:
+    longest = _longest_step(plan)
+    lost = loss(request, longest, plan.checkpoint)
+    if lost is None or longest is None:
         return
     text = (
-        f"loses the steps since the last checkpoint: at most checkpoint.every={lost.every} x {plan.step_seconds:.1f} s "
+        f"loses the steps since the last checkpoint: at most checkpoint.every={lost.every} x {longest:.0f} s "
         f"= {lost.seconds / _HOUR:.1f} h, half of it on average"
     )
     if lost.fewer is not None:
         text += f"; checkpoint.every={lost.fewer} loses an hour at most, and saves for {lost.saving:.1%} of the time"
     yield from _wrapped("failure", text)
+
+
+def _longest_step(plan: Plan) -> float | None:
+    return None if plan.step_range is None else plan.step_range[1]
 
 
 def _disk(request: Request, plan: Plan) -> Iterator[str]:

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from megasharp.planner.memory import HANDOVER, SAMPLING, Rows
-from megasharp.planner.records import Checkpoint, EngineMemory, Problem, Request, StageMemory, StageTime
+from megasharp.planner.records import (
+    Checkpoint,
+    EngineMemory,
+    Problem,
+    Request,
+    StageMemory,
+    StageTime,
+    range_text,
+    span,
+)
 from megasharp.planner.seconds import first_token_seconds, longest_response_seconds
 
 _MORE_CACHE = "raise rollout.sglang.mem_fraction_static or rollout.tp"
 _BUBBLE, _TIGHT, _SAVE_SECONDS = 0.10, 0.95, 60.0
-# A roofline prediction may be off by this factor, so a limit within it gets a warning.
+# The speed of a disk is a guess: a limit within this factor of a checkpoint's time gets a warning.
 _NEAR = 2.0
 
 
@@ -204,28 +213,34 @@ def _disk(request: Request, save: Checkpoint) -> Iterator[Problem]:
 def _limits(
     request: Request, engine: EngineMemory | None, times: Sequence[StageTime], save: Checkpoint
 ) -> Iterator[Problem]:
-    """Compare predicted times with the run's time limits: an error is beyond one, a warning within a factor of 2.
+    """Compare predicted times with the run's time limits: an error is beyond one, a warning where the range is.
 
     A response's limit counts from its first token, so it does not grow with the number that wait.
     """
     if request.machines.gpu is None:
         return
-    predicted = {time.name: time.seconds for time in times} | {"checkpoint": save.seconds}
+    predicted = {time.name: (time.seconds, time.range) for time in times}
+    predicted["checkpoint"] = save.seconds, (save.seconds, _NEAR * save.seconds)
     end = "the watchdog ends the run there"
     checks = [
-        (f"the {name}", predicted[name], key, limit, end)
+        (f"the {name}", *predicted[name], key, limit, end)
         for name, (key, limit) in request.limits.parts.items()
         if name in predicted
     ]
     if engine is not None:
         what = f"a response of {request.batch.lengths.response_longest:,} tokens, from its first to its last,"
         seconds, limit = longest_response_seconds(request, engine), request.limits.response
-        checks.append((what, seconds, "rollout.request_limit_s", limit, "it ends there and is not trained on"))
+        end = "it ends there and is not trained on"
+        checks.append((what, seconds, _of_engine(seconds), "rollout.request_limit_s", limit, end))
         seconds, limit = first_token_seconds(request, engine), request.limits.first_token
-        end = "it is sent again, three times at most"
-        checks.append(("the first token of a queued response", seconds, "rollout.first_token_limit_s", limit, end))
-    for what, seconds, key, limit, consequence in checks:
-        if seconds is None or limit is None or _NEAR * seconds <= limit:
+        what, end = "the first token of a queued response", "it is sent again, three times at most"
+        checks.append((what, seconds, _of_engine(seconds), "rollout.first_token_limit_s", limit, end))
+    for what, seconds, found, key, limit, consequence in checks:
+        if seconds is None or found is None or limit is None or found[1] <= limit:
             continue
-        text = f"{what} takes {seconds:,.0f} s as predicted, and {key} is {limit:g}: {consequence}; raise it"
+        text = f"{what} takes {range_text(found)} s as predicted, and {key} is {limit:g}: {consequence}; raise it"
         yield Problem("error" if seconds > limit else "warning", text, key)
+
+
+def _of_engine(seconds: float | None) -> tuple[float, float] | None:
+    return None if seconds is None else span("rollout", seconds)

@@ -320,6 +320,7 @@ def _request(
         rates=dataclasses.replace(
             default,
             mfu=options.mfu or default.mfu,
+            logp_mfu=options.mfu or default.logp_mfu,
             disk=options.disk_gb * 1e9 if options.disk_gb else default.disk,
         ),
         kept=_kept(config),

@@ -171,18 +171,23 @@ def test_only_layers_with_a_window_attend_to_less() -> None:
     assert formulas.mean_context(model("qwen3-1.7b"), lengths) == pytest.approx(lengths.context)
 
 
+# 1,000 bytes of weights and 2 for a token's cache at 10 bytes a second; 0.25 s of computing a token, 0.5 s a step.
+ENGINE = formulas.Decoding(weights=1000.0, caches=[KvCache(2)], bandwidth=10.0, token=0.25, step=0.5)
+
+
 def test_decoding_equal_lengths_reads_weights_and_a_growing_cache_each_step() -> None:
     """All responses of 100 tokens: 100 steps, caches of 10 + n + 1/2 tokens."""
     lengths = Lengths(10.0, 10, 100.0, 100)
-    seconds = formulas.decode_seconds(4.0, 4.0, lengths, weights=1000.0, caches=[KvCache(2)], bandwidth=10.0)
-    assert seconds == pytest.approx((100 * 1000.0 + 4 * 2.0 * (100 * 10 + 100**2 / 2)) / 10.0)
+    seconds = formulas.decode_seconds(4.0, 4.0, lengths, ENGINE)
+    read = (100 * 1000.0 + 4 * 2.0 * (100 * 10 + 100**2 / 2)) / 10.0
+    assert seconds == pytest.approx(read + 4 * 100 * 0.25 + 100 * 0.5)
 
 
 def test_decoding_in_waves_costs_what_its_tokens_cost_in_a_full_batch() -> None:
     lengths = Lengths(0.0, 0, 100.0, 100)
 
     def decode(requests: float) -> float:
-        return formulas.decode_seconds(requests, 4.0, lengths, weights=1000.0, caches=[KvCache(2)], bandwidth=10.0)
+        return formulas.decode_seconds(requests, 4.0, lengths, ENGINE)
 
     assert decode(12.0) - decode(8.0) == pytest.approx(decode(4.0))
 

@@ -19,7 +19,7 @@ from megasharp.common.errors import RunFailed, UserError
 from megasharp.common.records import ParallelLayout
 from megasharp.config.run_config import load_run
 from megasharp.convert.hf_folder import read_config
-from megasharp.planner.records import Request
+from megasharp.planner.records import Rates, Request, range_text
 from megasharp.planner.suggest import make_plan, suggest
 from megasharp.planner.text import plan_text, plan_tree, suggestions_text
 from megasharp.trainer.plan import ModelCheck, Options, ask
@@ -65,8 +65,13 @@ def test_the_command_checks_the_real_model_and_prints_json(tmp_path: Path) -> No
     }
     assert tree["assumed"] == {
         "mfu_share": 0.3,
-        "memory_bandwidth_share": 0.5,
+        "logp_mfu_share": 0.3,
+        "engine_mfu_share": Rates().engine_mfu,
+        "memory_bandwidth_share": Rates().bandwidth,
+        "engine_layer_seconds": Rates().layer_s,
         "link_bandwidth_share": 0.8,
+        "sync_bytes_per_second": Rates().sync,
+        "driver_seconds": Rates().driver_s,
         "disk_bytes_per_second": 5e9,
     }
     assert tree["batch"]["response_mean_tokens"] == 3000 and tree["batch"]["mini_batches"] == 1
@@ -119,9 +124,10 @@ def leaves(tree: object) -> Iterator[Any]:
 
 
 def shown(value: float) -> set[str]:
-    """How a text may show a number: sizes in GB or MB, shares in per cent, the others as they are."""
+    """How a text may show a number: sizes in GB or MB, shares in per cent, ends of ranges by three digits."""
     scaled = (value, value / 1e9, value / 1e6, 100 * value)
-    return {f"{number:{form}}" for number in scaled for form in (",", ".0f", ",.0f", ".1f", ".2f", ".3f")}
+    found = {f"{number:{form}}" for number in scaled for form in (",", ".0f", ",.0f", ".1f", ".2f", ".3f")}
+    return found | {range_text((value, value))}
 
 
 # Numbers of the words themselves: "16-bit" is said of weight_bits.
