@@ -248,7 +248,7 @@ def lead_of(plan: Plan, where: str, asked_s: int | None) -> int:
     It abandons a rollout, ends a step that is past that, and saves. Raises UserError where `asked_s` is too short.
     """
     needed, save = plan.ending_seconds, plan.checkpoint.seconds
-    if plan.step_seconds is None:
+    if not plan.times:
         return asked_s or _LEAD_S
     enough = min(max(_LEAD_S, math.ceil(_ROOM * needed / 60) * 60), sbatch_options.LONGEST_LEAD_S)
     if asked_s is not None and asked_s < needed:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from cluster import Cluster, wait_for
-from submitting import QUICKSTART, REPOSITORY, Submitting
+from submitting import QUICKSTART, REPOSITORY, STANDIN, Submitting
 from waiting import HANG_S
 
 pytestmark = pytest.mark.long("slurm")
@@ -83,10 +83,12 @@ def test_engines_on_two_nodes_copy_weights_from_the_ranks_beside_them(submit: Su
 
 
 def test_a_node_that_is_not_well_begins_nothing(submit: Submitting, slurm: Cluster) -> None:
-    job = submit.standin("sick", "waits", "--doctor", "rollout.python=/no/such/python", "rollout.engine=sglang")
+    one = "--sbatch=--exclude=node2,node3"
+    job = submit("sick", "--python", STANDIN, "--doctor", one, STANDIN="waits", SICK="node1")
     done = slurm.ended(job, HANG_S)
     assert (done.state, done.exit_code, done.restarts) == ("FAILED", 1, 0)
-    assert "FAIL  mounts: not seen here: /no/such/python" in submit.log("sick", job)
+    assert "FAIL  engines' Python: rollout.python: /no/such/python does not exist" in submit.log("sick", job)
+    assert "if others would be better: submit again with --sbatch=--exclude=node1" in submit.log("sick", job)
     assert submit.node("sick", job, 0) == ""
 
 

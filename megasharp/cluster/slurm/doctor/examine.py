@@ -128,9 +128,10 @@ def report(findings: Iterable[Finding], say: Callable[[str], None], name: str) -
 
     A job's file reads the verdict: it names the nodes at fault, which can be replaced by others.
     """
-    failed, sick = 0, set[str]()
+    failed, warned, sick = 0, 0, set[str]()
     for finding in findings:
         say(f"{name}  {finding.level:4}  {finding.check}: {finding.text}")
+        warned += finding.level == "warn"
         if finding.level == "FAIL":
             failed += 1
             sick |= {name} if finding.at_fault is None else set(finding.at_fault)
@@ -138,7 +139,7 @@ def report(findings: Iterable[Finding], say: Callable[[str], None], name: str) -
         blamed = f"; at fault: {', '.join(sorted(sick))}" if sick else ", of no one node"
         say(f"{name}  FAIL  verdict: {failed} check(s) failed{blamed}")
     else:
-        say(f"{name}  ok    verdict: no check failed")
+        say(f"{name}  ok    verdict: no check failed" + (f", {warned} warned" if warned else ""))
     return not failed
 
 

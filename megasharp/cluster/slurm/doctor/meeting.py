@@ -99,7 +99,8 @@ def try_shared_files(meeting: Meeting) -> Iterator[Finding]:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                meeting.tell(_LEAD, {"replaced": False})
+                # The others wait for no more.
+                meeting.tell(_LEAD, {"replaced": True})
                 yield locks_between({meeting.names[0]: one_line(error)})
                 return
             meeting.tell(_LEAD, {"replaced": False})

@@ -41,7 +41,7 @@ def test_every_line_names_the_node_and_the_verdict_who_is_at_fault(capsys: pytes
     assert not report([Finding("FAIL", "all-reduce", "hangs", at_fault=())], print, "node1")
     assert capsys.readouterr().out.splitlines()[-1] == "node1  FAIL  verdict: 1 check(s) failed, of no one node"
     assert report([Finding("note", "a", "well"), Finding("warn", "b", "slow")], print, "node1")
-    assert capsys.readouterr().out.splitlines()[-1] == "node1  ok    verdict: no check failed"
+    assert capsys.readouterr().out.splitlines()[-1] == "node1  ok    verdict: no check failed, 1 warned"
 
 
 def test_this_machine_is_examined_with_an_all_reduce_of_two_ranks(tmp_path: Path) -> None:
