@@ -85,10 +85,11 @@ def _together(patient: Patient, able: bool, writes: bool, values: Mapping[str, s
 def _alike(node: Node | str, card: Card | None) -> dict[str, str]:
     """Return what should be the same on all nodes."""
     found = {"the trainer's torch": torch.__version__, **chosen_variables(os.environ)}
-    if not isinstance(node, Node):
-        return found
-    found["the driver"] = node.driver
-    return found | ({"the engines' torch": card.torch} if card else {})
+    if isinstance(node, Node):
+        found["the driver"] = node.driver
+    if card is not None:
+        found["the engines' torch"] = card.torch
+    return found
 
 
 def _nccl(patient: Patient, card: Card | None) -> Iterator[Finding]:
