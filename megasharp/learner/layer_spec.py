@@ -264,6 +264,10 @@ _FUSED_NORMS = {
 }
 
 
+# An attribute of Transformer Engine's maps, which they read in each pass.
+_FUSES_SUM = "fuse_wgrad_accumulation"
+
+
 def transformer_engine_is_there() -> bool:
     """Return True where this Python has Transformer Engine, without importing it."""
     return util.find_spec("transformer_engine") is not None
@@ -288,6 +292,18 @@ def require_transformer_engine(key: str, otherwise: str) -> None:
         raise UserError(
             f"{key} needs Transformer Engine, which this Python has not: use that of `make gpu`, or {otherwise}"
         )
+
+
+def fuse_gradient_sums(chunks: Sequence[torch.nn.Module]) -> None:
+    """Let Transformer Engine's maps add a weight's gradient to Megatron's buffer `main_grad` in the matrix product.
+
+    The gradient then never exists in the weights' dtype. Call it after Megatron's wrapper has made the buffers; weights
+    without one, which are frozen, stay as they are.
+    """
+    for chunk in chunks:
+        for module in chunk.modules():
+            if hasattr(module, _FUSES_SUM):
+                setattr(module, _FUSES_SUM, hasattr(module.weight, "main_grad"))
 
 
 def local_name(name: str) -> str:

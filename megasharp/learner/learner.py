@@ -41,7 +41,7 @@ from megasharp.convert.lora import record_adapters
 from megasharp.convert.rope import rotary_frequencies
 from megasharp.learner.attention_setup import Shape, take_up
 from megasharp.learner.forward import MicroResult, Passes, StageTimers, token_inputs
-from megasharp.learner.layer_spec import uses_transformer_engine
+from megasharp.learner.layer_spec import fuse_gradient_sums, uses_transformer_engine
 from megasharp.learner.model import build_chunks, sort_options, transformer_config
 from megasharp.learner.offload import Offloader, Reference
 from megasharp.learner.optimizer import Overlap, build_optimizer, guarded_step, overlaps, parts
@@ -151,6 +151,7 @@ class RankLearner:
                 **options.ddp,
             )
             self._ddp = [DistributedDataParallel(config, reduction, chunk) for chunk in self._chunks]
+            fuse_gradient_sums(self._chunks)
             config.finalize_model_grads_func = _sum_gradients
             self._overlap = Overlap(self._ddp, config) if overlapped else None
             self._timers = StageTimers(device)

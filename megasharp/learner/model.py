@@ -167,9 +167,9 @@ _ALWAYS: dict[str, object] = {
     "perform_initialization": False,
     # The MLP calls the activation that the layer spec names (`layer_spec.SwiGLU`), whatever layers it is of.
     "use_te_activation_func": True,
-    "bias_activation_fusion": False,
     "bias_dropout_fusion": False,
     "masked_softmax_fusion": False,
+    # Megatron's own output layer, which either spec has, refuses it without apex's kernel: `fuse_gradient_sums`.
     "gradient_accumulation_fusion": False,
 }
 
@@ -199,6 +199,8 @@ def _settings(
         "sequence_parallel": layout.tp > 1,
         "variable_seq_lengths": layout.pp > 1,
         "use_cpu_initialization": not torch.cuda.is_available(),
+        # SwiGLU in one kernel of torch.compile's, which keeps its input alone. On a CPU that would not pay.
+        "bias_activation_fusion": torch.cuda.is_available(),
     }
     if policy.recompute == "full":
         settings |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}

@@ -61,6 +61,8 @@ def test_the_engines_modules_are_used_where_they_are_asked_for(results: Results)
     assert {name for name, _, _ in cases} == FUSED.keys() and {world for _, world, _ in cases} == {1, 2}
     for name, _, both in cases:
         assert (both[False].fused, both[True].fused) == (0, FUSED[name])
+        # Four maps a layer, but none of a weight that is frozen beside adapters.
+        assert (both[False].sums, both[True].sums) == (0, 0 if name == "lora" else 2 * FUSED[name])
 
 
 def test_weights_come_in_and_go_out_bit_for_bit(results: Results) -> None:
@@ -98,8 +100,11 @@ def test_each_spec_goes_on_from_the_others_checkpoint(results: Results) -> None:
 
 def test_recomputation_changes_nothing(results: Results) -> None:
     (rank,) = results[1]
+    plain = rank[MODELS[0]][True].norms
     for recompute in ("selective", "full"):
-        assert rank[recompute][True].norms == pytest.approx(rank[MODELS[0]][True].norms, rel=1e-6)
+        norms = rank[recompute][True].norms
+        # Recomputed tensors have other strides, and products round otherwise; Adam makes more of it from step to step.
+        assert norms[0] == pytest.approx(plain[0], rel=1e-6) and norms == pytest.approx(plain, rel=1e-5)
 
 
 def test_fp8_is_asked_of_the_engine_and_weights_leave_in_bfloat16(results: Results) -> None:

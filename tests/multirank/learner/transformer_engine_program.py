@@ -43,6 +43,7 @@ class Trained:
     start: dict[str, Tensor]
     end: dict[str, Tensor]
     fused: int
+    sums: int = 0
     loaded: dict[str, Tensor] | None = None
     one_more: float = 0.0
 
@@ -92,6 +93,7 @@ def train(values: LearnerSettings, folder: Path) -> Trained:
             start=start,
             end=weights_of(learner),
             fused=fused_norms(own),
+            sums=fused_sums(own),
         )
 
 
@@ -123,6 +125,12 @@ def micros(batch: Any) -> list[MicroBatch]:
 def fused_norms(own: RankLearner) -> int:
     """How many norms of this rank are one module with the map behind them."""
     return sum(name.endswith(".layer_norm_weight") for chunk in own._chunks for name, _ in chunk.named_parameters())
+
+
+def fused_sums(own: RankLearner) -> int:
+    """How many maps of this rank add their weight's gradient to Megatron's buffer themselves."""
+    modules = [module for chunk in own._chunks for module in chunk.modules()]
+    return sum(getattr(module, "fuse_wgrad_accumulation", False) for module in modules)
 
 
 def main(folder: Path, results: Path) -> None:

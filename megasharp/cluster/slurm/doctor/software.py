@@ -67,7 +67,8 @@ def _import_failure(module: str) -> str:
 
     In a process of its own: such an import can end the process.
     """
-    command = [sys.executable, "-P", "-c", f"from {module} import FusedAdam, FusedSGD"]
+    # Torch first, as in Megatron: Transformer Engine's library needs NCCL, which torch loads and it does not look for.
+    command = [sys.executable, "-P", "-c", f"import torch\nfrom {module} import FusedAdam, FusedSGD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
@@ -152,10 +153,17 @@ def fused_paths(transformer_engine: bool, nvidia_apex: bool, on_gpu: bool, layer
         if layers
         else "torch's rms_norm, because the layers are Megatron's local ones"
     )
+    sums = (
+        "in Transformer Engine's matrix products, in float32"
+        if layers
+        else "a kernel of its own, because the layers are Megatron's local ones"
+    )
+    swiglu = "one kernel of torch.compile's" if on_gpu else "torch's operations, because no GPU is used"
     return [
         Finding("ok", "fused", f"Adam: {adam}{where}"),
         Finding("ok", "fused", f"norms: {norms}"),
-        Finding("ok", "fused", "gradient accumulation: not fused; the model sets gradient_accumulation_fusion=False"),
+        Finding("ok", "fused", f"gradient accumulation: {sums}"),
+        Finding("ok", "fused", f"activation: {swiglu}"),
     ]
 
 

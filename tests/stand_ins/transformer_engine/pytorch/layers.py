@@ -62,6 +62,25 @@ class DotProductAttention(_Module):
     """Inherited from at import, never built: core attention is megasharp's."""
 
 
+class _Product(torch.autograd.Function):
+    """x W^T, whose backward adds the weight's gradient to `main_grad`, as the real kernel does, and returns a dummy."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.parameter = weight
+        return F.linear(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        (out,) = gradients
+        buffer = ctx.parameter.main_grad
+        buffer.add_(out.flatten(0, -2).to(buffer.dtype).t() @ x.flatten(0, -2).to(buffer.dtype))
+        ctx.parameter.grad_added_to_main_grad = True
+        return out @ weight, torch.full_like(weight, torch.nan)
+
+
 class Linear(_Module):
     """Column- or row-parallel, with sequence parallelism in front or behind."""
 
@@ -83,7 +102,8 @@ class Linear(_Module):
         **unused: object,
     ) -> None:
         super().__init__()
-        assert not fuse_wgrad_accumulation and not return_bias
+        assert not return_bias
+        self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
         self.parallel_mode, self.tp_size, self.tp_group = parallel_mode, tp_size, tp_group
         self.tp_rank = dist.get_rank(tp_group) if tp_group is not None else 0
         self.in_features = in_features // tp_size if parallel_mode == "row" else in_features
@@ -114,7 +134,10 @@ class Linear(_Module):
             x = mappings.gather_from_sequence_parallel_region(x, group=group)
         elif self.parallel_mode == "column":
             x = mappings.copy_to_tensor_model_parallel_region(x, group=group)
-        out = F.linear(x, self.weight, self.bias)
+        if self.fuse_wgrad_accumulation:
+            out = _Product.apply(x, self.weight) if self.bias is None else _Product.apply(x, self.weight) + self.bias
+        else:
+            out = F.linear(x, self.weight, self.bias)
         if self.parallel_mode == "row" and self.sequence_parallel:
             return mappings.reduce_scatter_to_sequence_parallel_region(out, group=group)
         if self.parallel_mode == "row":

@@ -95,6 +95,15 @@ def test_fused_optimizers_that_cannot_be_imported_are_no_fused_ones() -> None:
     assert failed(software.transformer_engine(failure), failure, "pip uninstall transformer-engine")
 
 
+def test_fused_optimizers_are_imported_after_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in of Transformer Engine 2.20, whose library cannot be loaded before torch has loaded NCCL."""
+    (tmp_path / "torch.py").touch()
+    (tmp_path / "engine.py").write_text("import sys\nsys.modules['torch']\nFusedAdam = FusedSGD = None\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert software._import_failure("engine") == ""
+    assert "No module named 'apex'" in software._import_failure("apex")
+
+
 def test_which_adam_is_fused_and_why() -> None:
     assert "Transformer Engine's" in software.fused_paths(True, True, True, False)[0].text
     assert "apex's fused" in software.fused_paths(False, True, True, False)[0].text
@@ -112,8 +121,9 @@ def test_which_kernels_attention_would_have() -> None:
 
 
 def test_whose_norms_a_models_layers_have() -> None:
-    assert "norms: torch's" in software.fused_paths(True, False, True, False)[1].text
-    assert "norms: Transformer Engine's" in software.fused_paths(True, False, True, True)[1].text
+    local, engines = (software.fused_paths(True, False, True, layers) for layers in (False, True))
+    assert "norms: torch's" in local[1].text and "Transformer Engine" not in local[2].text
+    assert "norms: Transformer Engine's" in engines[1].text and "Transformer Engine's matrix" in engines[2].text
 
 
 def test_a_torch_that_does_not_see_the_gpus() -> None:
