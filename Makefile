@@ -67,10 +67,12 @@ $(FLEET)/.built: pyproject.toml $(FLEET_SET)
 gpu $(TRAINER)/.built $(ENGINES)/.built: export PYTHON = $(GPU_PYTHON)
 $(TRAINER)/.built: requirements/trainer.txt requirements/trainer-apart.txt tools/gpu_environment.sh
 	tools/gpu_environment.sh trainer $(TRAINER)
+	tools/gpu_environment.sh megasharp $(TRAINER)
 	@touch $@
 
 $(ENGINES)/.built: requirements/engines.txt requirements/engines-apart.txt tools/gpu_environment.sh
 	tools/gpu_environment.sh engines $(ENGINES)
+	tools/gpu_environment.sh megasharp $(ENGINES)
 	@touch $@
 
 venv: $(VENV)/.base ## install megasharp into .venv

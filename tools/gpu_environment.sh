@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Builds one of the two environments for GPUs from requirements/; `make gpu` and slurm/Containerfile run it.
+# Builds the two environments for GPUs from requirements/; `make gpu` and slurm/Containerfile run it.
 #
 #   tools/gpu_environment.sh trainer .venv-gpu
 #   tools/gpu_environment.sh engines .venv-engines
+#   tools/gpu_environment.sh megasharp .venv-gpu     # this clone, into either
 #
 # PYTHON is a CPython 3.12 with its headers (python3.12; make's GPU_PYTHON). uv is used where it is on the path, else pip.
 # An existing folder is replaced.
@@ -45,11 +46,15 @@ check_machine() {
 make_environment() {
   if command -v uv >/dev/null; then
     uv venv -q --clear --python "$PYTHON" "$1"
-    install=(uv pip install -q --python "$1/bin/python" --no-deps)
   else
     "$PYTHON" -m venv --clear "$1"
-    install=("$1/bin/python" -m pip --disable-pip-version-check install -q --no-deps)
   fi
+  use_environment "$1"
+}
+
+use_environment() {
+  install=(uv pip install -q --python "$1/bin/python" --no-deps)
+  command -v uv >/dev/null || install=("$1/bin/python" -m pip --disable-pip-version-check install -q --no-deps)
 }
 
 build_trainer() {
@@ -60,7 +65,6 @@ build_trainer() {
   echo "$1: compiling Transformer Engine's torch part, with MAX_JOBS=${MAX_JOBS:-all cores}"
   PATH="$(realpath "$1")/bin:$PATH" NVTE_FRAMEWORK=pytorch NVTE_BUILD_USE_NVIDIA_WHEELS=1 \
     "${install[@]}" --no-build-isolation -r requirements/trainer-apart.txt
-  "${install[@]}" --no-build-isolation -e .
 }
 
 build_engines() {
@@ -68,11 +72,15 @@ build_engines() {
   echo "$1: downloading requirements/engines.txt; gigabytes"
   "${install[@]}" -r requirements/engines.txt
   "${install[@]}" --extra-index-url "$NVIDIA_INDEX" -r requirements/engines-apart.txt
+}
+
+build_megasharp() {
+  use_environment "$1"
   "${install[@]}" --no-build-isolation -e .
 }
 
 check_machine
 case "${1:-}" in
-  trainer | engines) "build_$1" "${2:?the folder of the environment}" ;;
-  *) fail "expected trainer or engines, not ${1:-nothing}" ;;
+  trainer | engines | megasharp) "build_$1" "${2:?the folder of the environment}" ;;
+  *) fail "expected trainer, engines or megasharp, not ${1:-nothing}" ;;
 esac
