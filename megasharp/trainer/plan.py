@@ -47,6 +47,7 @@ from megasharp.planner.suggest import make_plan, suggest
 from megasharp.planner.text import plan_text, plan_tree, suggestions_text
 from megasharp.rollout.sglang.client.admission import limits_of
 from megasharp.tasks.problems import task_of
+from megasharp.trainer.resolve import engine_python
 from megasharp.trainer.resolve.derived import derived
 from megasharp.trainer.resolve.devices import asks_for_gpus
 from megasharp.trainer.resolve.engine_settings import check_engine_keys, choose_transport
@@ -407,6 +408,7 @@ def described_without(config: RunConfig, where: str, absent: UserError) -> list[
     return [
         f"model      {architecture.family}, {architecture.parameter_count():,} parameters",
         f"policy     dp {split.dp} x tp {split.tp} x pp {split.pp} x cp {split.cp}",
+        *engine_python.described(config),
         *(f"note       {note}" for note in asked.notes),
         *(f"limit      {text}" for text in limits_that_bite(config, where)),
         f"not checked: weights, tokenizer, prompts and suites, for {absent}",

@@ -45,3 +45,11 @@ def engine_python(config: RunConfig) -> EnginePython:
             if python.is_file():
                 return EnginePython(python, f"{name} in {folder}")
     return EnginePython(Path(sys.executable), "the trainer's own, as no other was found")
+
+
+def described(config: RunConfig) -> list[str]:
+    """Return a line for the Python of the engines that the run starts and why it is that one; none without engines."""
+    if config.rollout.engine == "inprocess" or not config.rollout.engines:
+        return []
+    python = engine_python(config)
+    return [f"           engines run in {python.path} ({python.reason})"]

@@ -8,8 +8,8 @@ from statistics import median
 from megasharp.common.group_environment import OVERRULING, compute_capability, out_of_order, overruled
 from megasharp.convert.lora import trained_parameters
 from megasharp.planner.memory import run_text, runs_of_layers
+from megasharp.trainer.resolve import engine_python
 from megasharp.trainer.resolve.devices import device_of
-from megasharp.trainer.resolve.engine_python import engine_python
 from megasharp.trainer.resolve.engine_settings import choose_transport, group_variables
 from megasharp.trainer.resolve.prompt_format import (
     left_out_note,
@@ -47,7 +47,7 @@ def describe(resolved: ResolvedRun) -> str:
         f"step(s), <= {config.policy.micro_batch_tokens} tokens a micro-batch",
         f"rollouts   {_engines(resolved)}, temperature {config.rollout.temperature}, <= "
         f"{', then '.join(map(str, limits))} tokens",
-        *_python(resolved),
+        *engine_python.described(config),
         f"recipe     {', '.join(resolved.recipes.final.methods)}; {resolved.recipes.final.reduction.value}",
         f"data       {_prompts(resolved)}; "
         + (
@@ -194,15 +194,6 @@ def _engines(resolved: ResolvedRun) -> str:
         f"{config.rollout.engines} SGLang engine(s){external} x tp {config.rollout.tp}{memory}, "
         f"{config.cluster.placement}, weights by {transport}"
     )
-
-
-def _python(resolved: ResolvedRun) -> list[str]:
-    """Return the Python of the engines that the run starts, and why it is that one."""
-    rollout = resolved.config.rollout
-    if rollout.engine == "inprocess" or not rollout.engines:
-        return []
-    python = engine_python(resolved.config)
-    return [f"           engines run in {python.path} ({python.reason})"]
 
 
 def _stage(resolved: ResolvedRun, stage: int) -> str:
