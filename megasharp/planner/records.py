@@ -469,10 +469,15 @@ class Plan:
         return all(problem.level != "error" for problem in self.problems)
 
     @property
-    def ending_seconds(self) -> float:
-        """Seconds, at most, of a run that is asked to end: what is left of a step after sampling, and a checkpoint."""
-        rest = sum(time.seconds or 0.0 for time in self.times if time.name != "rollout")
-        return rest + self.checkpoint.seconds
+    def ending_seconds(self) -> tuple[float, float]:
+        """Seconds of a run that is asked to end, as predicted and at the high end of their range.
+
+        A step past its sampling goes on to its end, then a checkpoint is written.
+        """
+        rest = [time for time in self.times if time.name != "rollout"]
+        predicted = sum(time.seconds or 0.0 for time in rest)
+        high = sum(time.range[1] for time in rest if time.range is not None)
+        return predicted + self.checkpoint.seconds, high + self.checkpoint.seconds
 
     @property
     def fullest(self) -> int:

@@ -42,8 +42,8 @@ from megasharp.trainer.resolve.engine_settings import (
 
 # A run ends its step and saves in this time, if its plan does not say more; an evaluation only ends its engines.
 _LEAD_S, _LEAD_OF_AN_EVALUATION_S = 600, 60
-# A prediction may be off by this factor.
-_ROOM = 1.5
+# Above the high end of a prediction, because the disk's speed is taken as it is given.
+_ROOM = 1.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,13 +247,13 @@ def lead_of(plan: Plan, where: str, asked_s: int | None) -> int:
 
     It abandons a rollout, ends a step that is past that, and saves. Raises UserError where `asked_s` is too short.
     """
-    needed, save = plan.ending_seconds, plan.checkpoint.seconds
     if not plan.times:
         return asked_s or _LEAD_S
-    enough = min(max(_LEAD_S, math.ceil(_ROOM * needed / 60) * 60), sbatch_options.LONGEST_LEAD_S)
+    (needed, longest), save = plan.ending_seconds, plan.checkpoint.seconds
+    enough = min(max(_LEAD_S, math.ceil(_ROOM * longest / 60) * 60), sbatch_options.LONGEST_LEAD_S)
     if asked_s is not None and asked_s < needed:
         raise UserError(
-            f"{where}: a run that is asked to end takes up to {needed:.0f} s, as planned ({needed - save:.0f} s for "
+            f"{where}: a run that is asked to end takes about {needed:.0f} s, as planned ({needed - save:.0f} s for "
             f"what is left of a step, {save:.0f} s for its checkpoint), but it is asked {asked_s} s before the limit; "
             f"raise --lead (without it: {enough}), or give the disk's speed (--disk)"
         )
