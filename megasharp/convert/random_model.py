@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
@@ -22,15 +23,16 @@ def write_random_model(base: Path, target: Path, sizes: Mapping[str, object], dt
     Raises:
         UserError: `base` is not a supported model folder, `target` exists, or the disk refuses.
     """
-    described = target.with_name(f"{target.name}.described")
-    described.mkdir(parents=True)
-    carry_over(base, described)
-    config = json.loads((described / CONFIG_FILE).read_text(encoding="utf-8")) | dict(sizes)
-    # Its kinds of layers are read anew from their number.
-    config.pop("layer_types", None)
-    (described / CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
-    _, family, architecture = read_config(described)
-    write_hf_folder(target, described, _drawn(expected_hf_shapes(family, architecture), dtype, seed))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=target.parent) as name:
+        described = Path(name)
+        carry_over(base, described)
+        config = json.loads((described / CONFIG_FILE).read_text(encoding="utf-8")) | dict(sizes)
+        # Its kinds of layers are read anew from their number.
+        config.pop("layer_types", None)
+        (described / CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
+        _, family, architecture = read_config(described)
+        write_hf_folder(target, described, _drawn(expected_hf_shapes(family, architecture), dtype, seed))
 
 
 def _drawn(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor]]:

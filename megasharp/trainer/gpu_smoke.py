@@ -4,7 +4,7 @@
     engines   an SGLang engine on the same GPU: policy and memory network in one server (composite DLC), CUDA graphs,
               sleep and wake around each update, weights by CUDA's handles (ipc) with every checksum compared
 
-Both train models of three million random weights, whose heads have the size of real ones (128), on the quickstart's
+Both train models of four million random weights, whose heads have the size of real ones (128), on the quickstart's
 problems; the reward is the share of digits, which random weights can earn. Nothing is downloaded. Each run is the
 ordinary `megasharp train` in processes of its own, which end with it and at its limit; what it wrote stays in the
 folder. `device` "cpu" rehearses the same without a GPU: without CUDA graphs and handles, and nothing sleeps.
@@ -120,7 +120,9 @@ def _learner(folder: Path, device: Device) -> str:
 
 
 def _engines(folder: Path, device: Device) -> str:
-    rollout = {"engine": "sglang", "engines": 1}
+    # A third of the GPU is plenty for these models, and few rows need few graphs.
+    flags = {"mem_fraction_static": 0.3, "max_running_requests": 64} if device == "cuda" else {}
+    rollout = {"engine": "sglang", "engines": 1, "sglang": flags}
     sync = {"verify": True, **({"transport": "ipc"} if device == "cuda" else {})}
     placement = {"placement": "colocated"}
     config = _config(folder, device, "engines", rollout=rollout, sync=sync, cluster=placement)
