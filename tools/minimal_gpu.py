@@ -66,7 +66,8 @@ def steps(out: Path, rehearsal: bool) -> list[Step]:
         )),
         Step("train", "a run with DLC, KL and its own engine; saved, ended, resumed", (_smoke("learner", out, 420),)),
         Step("learner", "sync to another process, a learner's steps bit for bit in two processes, its variants", (
-            _tests("sync", 120, "test_sync.py"),
+            # CUDA's handles have no stand-in; `sync-speed` sends weights on a CPU too.
+            *(() if rehearsal else (_tests("sync", 120, "test_sync.py"),)),
             _tests("determinism", 240, "test_determinism.py"),
             _tests("learner", 240, "test_learner.py"),
         )),
