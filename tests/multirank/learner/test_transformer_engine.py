@@ -107,6 +107,17 @@ def test_recomputation_changes_nothing(results: Results) -> None:
         assert norms[0] == pytest.approx(plain[0], rel=1e-6) and norms == pytest.approx(plain, rel=1e-5)
 
 
+def test_its_attention_is_ours(results: Results) -> None:
+    """In local layers, with shared prompts; its checkpoint has nothing of the module."""
+    (rank,) = results[1]
+    local, engine = rank[MODELS[0]][False], rank["attention"][True]
+    for a, b in zip(local.logp, engine.logp, strict=True):
+        torch.testing.assert_close(b, a, rtol=0, atol=1e-5)
+    assert engine.losses == pytest.approx(local.losses, abs=1e-4)
+    assert engine.norms == pytest.approx(local.norms, rel=1e-3)
+    assert engine.loaded is not None and same_bits(engine.loaded, engine.end)
+
+
 def test_fp8_is_asked_of_the_engine_and_weights_leave_in_bfloat16(results: Results) -> None:
     (rank,) = results[1]
     trained = rank["fp8"][True]

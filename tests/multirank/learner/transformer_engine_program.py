@@ -24,7 +24,9 @@ from torch import Tensor
 from megasharp.algos.base import Needs, OldLogp
 from megasharp.common.records import MicroBatch
 from megasharp.config.policy import LoraConfig
+from megasharp.learner import learner
 from megasharp.learner.learner import LearnerSettings, RankLearner
+from megasharp.ops.attention_kernels import Kernels
 
 MODELS = ("qwen3-tied", "qwen2")
 NEEDS = Needs(old_logp=OldLogp.BEFORE_STEP, old_entropy=True)
@@ -73,6 +75,7 @@ def on_rank(rank: int, world: int, folder: Path) -> dict[str, dict[bool, Trained
             other = folder / f"saved-{name}-{world}-{not engine}"
             resume(changed(values, transformer_engine=engine), other, results[name][engine])
     if world == 1:
+        results["attention"] = {True: by_its_attention(changed(first, recompute="selective"), folder)}
         results["fp8"] = {True: in_fp8(changed(cases["bfloat16"], transformer_engine=True))}
     return results
 
@@ -104,6 +107,17 @@ def resume(values: LearnerSettings, folder: Path, into: Trained) -> None:
         learner.load(folder)
         into.loaded = weights_of(learner)
         into.one_more = float(learner.step(learner.annotate(batch, NEEDS), recipe()).grad_norm)
+
+
+def by_its_attention(values: LearnerSettings, folder: Path) -> Trained:
+    """Steps with Transformer Engine's attention in the local layers, which CPUs have of the stand-in alone."""
+    learner.take_up = lambda wanted, *site: Kernels("te", f"because policy.attention={wanted}")
+    saved = folder / "saved-attention"
+    saved.mkdir()
+    values = changed(values, transformer_engine=False, attention="te")
+    trained = train(values, saved)
+    resume(changed(values, attention="auto"), saved, trained)
+    return trained
 
 
 def in_fp8(values: LearnerSettings) -> Trained:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import util
 from inspect import Parameter, Signature
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -27,6 +29,7 @@ from megasharp.learner.flash_varlen import VarlenPlan
 from megasharp.ops.attention_kernels import KernelName
 
 Call = dict[str, Any]
+ENGINE_LAYERS = Path(__file__).parents[2] / "stand_ins" / "transformer_engine" / "pytorch" / "layers.py"
 
 
 class Recorded(list[Call]):
@@ -141,13 +144,13 @@ def fa3_operators(calls: Recorded) -> list[Library]:
 
     def forward(*args: Any) -> tuple[Tensor, ...]:
         call = bound(kernel_interfaces.FA3_FORWARD, args)
-        sides = call["window_size_left"], call["window_size_right"]
+        sides = call.get("window_size_left"), call.get("window_size_right")
         found = attended(call, call["is_causal"], call["softmax_scale"], *sides)
         return *found, torch.empty(0), torch.empty(0)
 
     def backward(*args: Any) -> tuple[Tensor, ...]:
         call = bound(kernel_interfaces.FA3_BACKWARD, args)
-        sides = call["window_size_left"], call["window_size_right"]
+        sides = call.get("window_size_left"), call.get("window_size_right")
         found = gradients(call, call["is_causal"], call["softmax_scale"], *sides)
         for name, gradient in zip(("dq", "dk", "dv"), found, strict=True):
             call[name].copy_(gradient)
@@ -165,14 +168,14 @@ def fa4_package(calls: Recorded, version: str) -> dict[str, ModuleType]:
 
     def forward(*args: Any, **kwargs: Any) -> tuple[Tensor | None, ...]:
         call = calls.bind(forward_names, args, kwargs)
-        sides = call["window_size_left"], call["window_size_right"]
+        sides = call.get("window_size_left"), call.get("window_size_right")
         assert -1 not in sides, "to FA4 -1 is a side of a window"
         found = attended(call, call["causal"], call["softmax_scale"], *sides)
         return *found, *[None] * (results - 2)
 
     def backward(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         call = calls.bind(backward_names, args, kwargs)
-        sides = call["window_size_left"], call["window_size_right"]
+        sides = call.get("window_size_left"), call.get("window_size_right")
         found = gradients(call, call["causal"], call["softmax_scale"], *sides)
         assert len(found) == backward_results
         return tuple(found)
@@ -182,37 +185,30 @@ def fa4_package(calls: Recorded, version: str) -> dict[str, ModuleType]:
     return {"flash_attn": package, "flash_attn.cute": cute, "flash_attn.cute.interface": interface}
 
 
-class EngineAttention(torch.nn.Module):
-    """Transformer Engine's DotProductAttention of packed stretches, differentiated by autograd."""
+def engine_stand_in() -> type[torch.nn.Module]:
+    """Return the stand-in for Transformer Engine's module, from the package that stands for it elsewhere."""
+    spec = util.spec_from_file_location("stand_in_engine_layers", ENGINE_LAYERS)
+    assert spec is not None and spec.loader is not None
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: type[torch.nn.Module] = module.DotProductAttention
+    return found
+
+
+class EngineAttention:
+    """Transformer Engine's DotProductAttention, differentiated by autograd: records, then computes."""
 
     calls = Recorded()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__()
-        self.made = self.calls.bind(kernel_interfaces.ENGINE_MADE, args, kwargs)
+        self.calls.bind(kernel_interfaces.ENGINE_MADE, args, kwargs)
+        self.module = engine_stand_in()(*args, **kwargs)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return [P, heads * head_dim]."""
-        call = self.calls.bind(kernel_interfaces.ENGINE_CALLED, args, kwargs)
-        query, key, value = (call[f"{name}_layer"] for name in ("query", "key", "value"))
-        assert (query.shape[1:], key.shape[1:]) == (
-            (self.made["num_attention_heads"], self.made["kv_channels"]),
-            (self.made["num_gqa_groups"], self.made["kv_channels"]),
-        )
-        assert call["qkv_format"] == "thd" and call["attn_mask_type"] == "padding_causal_bottom_right"
-        left, right = call["window_size"]
-        named = {"cu_seqlens_q": call["cu_seqlens_q"], "cu_seqlens_k": call["cu_seqlens_kv"]}
-        plan = plan_of(named, right == 0, left, right)
-        assert (plan.most_queries, plan.most_keys) == (call["max_seqlen_q"], call["max_seqlen_kv"])
-        parts = [
-            torch.einsum(
-                "hqk,khd->qhd",
-                stand_in_flash._scores(query[queries], key[keys], plan, self.made["softmax_scale"]).softmax(-1),
-                stand_in_flash._repeated(value[keys], query),
-            )
-            for queries, keys in stand_in_flash._stretches(plan)
-        ]
-        return torch.cat(parts).flatten(1)
+        self.calls.bind(kernel_interfaces.ENGINE_CALLED, args, kwargs)
+        out: Tensor = self.module(*args, **kwargs)
+        return out
 
 
 @contextmanager

@@ -6,6 +6,7 @@ Sizes are whole; a map keeps its tensor-parallel part. Activations are [rows, ba
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -59,7 +60,55 @@ class GroupedLinear(_Module):
 
 
 class DotProductAttention(_Module):
-    """Inherited from at import, never built: core attention is megasharp's."""
+    """Attention of packed stretches ("thd") of queries and keys, whose causal mask and window end with the keys."""
+
+    def __init__(
+        self,
+        num_attention_heads: int,
+        kv_channels: int,
+        num_gqa_groups: int | None = None,
+        attention_dropout: float = 0.0,
+        qkv_format: str = "sbhd",
+        attn_mask_type: str = "causal",
+        attention_type: str = "self",
+        softmax_scale: float | None = None,
+    ) -> None:
+        super().__init__()
+        assert (qkv_format, attn_mask_type, attention_dropout) == ("thd", "padding_causal_bottom_right", 0.0)
+        self.sizes = num_attention_heads, num_gqa_groups or num_attention_heads, kv_channels
+        self.scale = kv_channels**-0.5 if softmax_scale is None else softmax_scale
+
+    def forward(
+        self,
+        query_layer: Tensor,
+        key_layer: Tensor,
+        value_layer: Tensor,
+        qkv_format: str,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_kv: Tensor,
+        max_seqlen_q: int,
+        max_seqlen_kv: int,
+        attn_mask_type: str,
+        window_size: tuple[int, int],
+        pad_between_seqs: bool,
+    ) -> Tensor:
+        """Return [t, heads * channels] of [t, heads, channels]; keys and values are [keys, groups, channels]."""
+        heads, groups, channels = self.sizes
+        assert query_layer.shape[1:] == (heads, channels) and key_layer.shape[1:] == (groups, channels)
+        assert (qkv_format, attn_mask_type, pad_between_seqs) == ("thd", "padding_causal_bottom_right", False)
+        assert cu_seqlens_q.dtype is cu_seqlens_kv.dtype is torch.int32 and window_size[1] == 0
+        keys, values = (x.repeat_interleave(heads // groups, dim=1) for x in (key_layer, value_layer))
+        outs = []
+        starts = zip(cu_seqlens_q.tolist(), cu_seqlens_kv.tolist(), strict=True)
+        for (query, key), (query_end, key_end) in pairwise(starts):
+            length, seen = query_end - query, key_end - key
+            assert length <= max_seqlen_q and seen <= max_seqlen_kv
+            distance = torch.arange(length)[:, None] + seen - length - torch.arange(seen)
+            hidden = (distance < 0) | (distance > (window_size[0] if window_size[0] >= 0 else seen))
+            scores = torch.einsum("qhd,khd->hqk", query_layer[query:query_end], keys[key:key_end]) * self.scale
+            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+            outs.append(torch.einsum("hqk,khd->qhd", weights, values[key:key_end]))
+        return torch.cat(outs).flatten(1)
 
 
 class _Product(torch.autograd.Function):
