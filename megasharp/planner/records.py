@@ -453,9 +453,20 @@ class Plan:
     dlc: DlcCost | None = None
 
     @property
+    def packed_tokens_per_second_per_gpu(self) -> float | None:
+        """Rate of packed tokens: a prompt once for all of its responses in a micro-batch."""
+        return self.rows / self.step_seconds / self.gpus if self.step_seconds else None
+
+    @property
     def step_range(self) -> tuple[float, float] | None:
         """The range in which a step's seconds are expected."""
         return None if self.step_seconds is None else span("step", self.step_seconds)
+
+    @property
+    def packed_rate_range(self) -> tuple[float, float] | None:
+        """The range in which `packed_tokens_per_second_per_gpu` is expected."""
+        rate = self.packed_tokens_per_second_per_gpu
+        return None if rate is None else span("step", rate)
 
     @property
     def rate_range(self) -> tuple[float, float] | None:

@@ -34,7 +34,7 @@ from megasharp.planner.formulas import (
     tensorboard_bytes,
     token_table_bytes,
 )
-from megasharp.planner.memory import Rows
+from megasharp.planner.memory import Rows, rows_of
 from megasharp.planner.records import (
     Checkpoint,
     Disk,
@@ -413,7 +413,19 @@ def _work(request: Request, network: Network) -> float:
     context, split = _mean_context(request, network), request.split
     share = recompute_share(arch, context, split.recompute, split.recompute_modules)
     frozen = request.lora is not None and network is request.policy
-    return (2.0 if frozen else 3.0) + share
+    return (2.0 if frozen else 3.0) + share + _chunked_head(request, network)
+
+
+def _chunked_head(request: Request, network: Network) -> float:
+    """The work of logits by chunks beyond that of the whole head, in forward passes.
+
+    They are computed for response tokens only, and once more in backward: four products instead of three.
+    """
+    if request.split.head != "chunked":
+        return 0.0
+    arch, batch = network.architecture, request.batch
+    responses = batch.sequences * batch.lengths.response / rows_of(request).step
+    return (4 * responses - 3) * 2.0 * arch.vocab * arch.hidden / _forward(request, network)
 
 
 def _sync(request: Request, gpu: Gpu, engines: Engines) -> StageTime:

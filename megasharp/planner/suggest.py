@@ -14,9 +14,18 @@ from itertools import chain, product
 from typing import get_args
 
 from megasharp.common.errors import UserError
-from megasharp.config.policy import PolicyConfig, Recompute
+from megasharp.config.policy import HeadForm, PolicyConfig, Recompute, RecomputeModule
 from megasharp.planner.formulas import bubble_share
-from megasharp.planner.memory import host_bytes, left_while_sampling, ranks_of_node, rows_of, stage_memory, with_engine
+from megasharp.planner.memory import (
+    ANNOTATION,
+    TRAINING,
+    host_bytes,
+    left_while_sampling,
+    ranks_of_node,
+    rows_of,
+    stage_memory,
+    with_engine,
+)
 from megasharp.planner.records import Engines, Network, Plan, Request, range_text
 from megasharp.planner.seconds import (
     checkpoint,
@@ -82,8 +91,9 @@ def make_plan(request: Request) -> Plan:
 _SIZES = (1, 2, 4, 8)
 # Budgets of a micro-batch in multiples of the longest sequence, rounded up to whole thousands (of 1,024).
 _BUDGETS = (1, 2, 4)
-# Co-located engines get what is left, in steps of this share, and this much is kept free.
-_FRACTION, _FREE = 0.05, 0.03
+# Co-located engines get what is left, in steps of this share, and this much is kept free; of a GPU whose learners
+# compute more, because fragmentation is only assumed.
+_FRACTION, _FREE, _LEARNERS_FREE = 0.05, 0.03, 0.10
 # Of the learners, while co-located engines sample.
 _OFFLOAD = ("weights", "gradients", "optimizer")
 # Predictions closer than by this factor say nothing.
@@ -93,13 +103,28 @@ Value = int | float | str | list[str]
 
 
 @dataclass(frozen=True, slots=True)
+class Alternative:
+    """A layout with another way to save memory. `learning`: most bytes of a GPU while learners compute."""
+
+    recompute: Recompute
+    head: HeadForm
+    learning: int
+    seconds: float | None
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A layout that fits: the keys to set, what was planned and its plan, and why it is here."""
+    """A layout that fits: the keys to set, what was planned and its plan, and why it is here.
+
+    `alternatives` are all settings of recompute and head with this layout, its own among them.
+    """
 
     request: Request
     keys: dict[str, Value]
     plan: Plan
     reasons: tuple[str, ...]
+    alternatives: tuple[Alternative, ...]
 
 
 def suggest(request: Request, count: int = 3, *, share_out: bool = False) -> list[Suggestion]:
@@ -132,7 +157,29 @@ def suggest(request: Request, count: int = 3, *, share_out: bool = False) -> lis
         best.setdefault((split.tp, split.pp, split.cp), (candidate, plan))
     chosen = list(best.values())[:count]
     first = chosen[0][1].step_seconds or 1.0
-    return [Suggestion(one, _keys(one), plan, _reasons(one, plan, first)) for one, plan in chosen]
+    return [
+        Suggestion(one, _keys(one, request), plan, _reasons(one, plan, first), _alternatives(one))
+        for one, plan in chosen
+    ]
+
+
+def _fits(plan: Plan) -> bool:
+    memory = plan.gpu_memory or 0
+    return plan.works and plan.fullest <= (1 - _FREE) * memory and _learning(plan) <= (1 - _LEARNERS_FREE) * memory
+
+
+def _learning(plan: Plan) -> int:
+    """Return the most bytes of a GPU while learners compute."""
+    return max(stage.totals.get(phase, 0) for stage in plan.stages for phase in (TRAINING, ANNOTATION))
+
+
+def _alternatives(request: Request) -> tuple[Alternative, ...]:
+    found = []
+    for recompute, head in product(get_args(Recompute), get_args(HeadForm)):
+        split = _saving(request.split, request.split.recompute_modules, recompute, head)
+        plan = make_plan(dataclasses.replace(request, split=split))
+        found.append(Alternative(recompute, head, _learning(plan), plan.step_seconds, _fits(plan)))
+    return tuple(found)
 
 
 def _plans(request: Request, share_out: bool) -> Iterator[tuple[Request, Plan]]:
@@ -149,7 +196,7 @@ def _plans(request: Request, share_out: bool) -> Iterator[tuple[Request, Plan]]:
         plan = make_plan(candidate)
         if engines is not None and engines.colocated:
             candidate, plan = _with_fitting_cache(candidate, plan)
-        if plan.works and plan.fullest <= (1 - _FREE) * (plan.gpu_memory or 0):
+        if _fits(plan):
             yield candidate, plan
 
 
@@ -174,9 +221,17 @@ def _splits(request: Request, gpus: int) -> Iterator[PolicyConfig]:
             continue
         if not all(_can_cut(network, tp, pp) for network in networks):
             continue
-        for budget, recompute in product(sorted(budgets), get_args(Recompute)):
+        for budget, recompute, head in product(sorted(budgets), get_args(Recompute), get_args(HeadForm)):
             keys = {"dp": gpus // (tp * pp * cp), "tp": tp, "pp": pp, "cp": cp, "vpp": 1, "offload": list(_OFFLOAD)}
-            yield request.split.model_copy(update=keys | {"micro_batch_tokens": budget, "recompute": recompute})
+            split = request.split.model_copy(update=keys | {"micro_batch_tokens": budget})
+            yield _saving(split, request.split.recompute_modules, recompute, head)
+
+
+def _saving(split: PolicyConfig, modules: list[RecomputeModule], recompute: Recompute, head: HeadForm) -> PolicyConfig:
+    """Set recompute and head; modules, which are refused where they have no effect, with selective only."""
+    default: list[RecomputeModule] = PolicyConfig.model_fields["recompute_modules"].default
+    modules = modules if recompute == "selective" else default
+    return split.model_copy(update={"recompute": recompute, "recompute_modules": modules, "head": head})
 
 
 def _engines(request: Request, gpus: int) -> Iterator[Engines | None]:
@@ -194,7 +249,7 @@ def _can_cut(network: Network, tp: int, pp: int) -> bool:
     return not any(size % tp for size in (arch.heads, arch.kv_heads, arch.ffn)) and arch.num_layers % pp == 0
 
 
-def _keys(request: Request) -> dict[str, Value]:
+def _keys(request: Request, asked: Request) -> dict[str, Value]:
     split, engines = request.split, request.engines
     keys: dict[str, Value] = {
         "policy.tp": split.tp,
@@ -204,7 +259,10 @@ def _keys(request: Request) -> dict[str, Value]:
         "policy.dp": split.dp,
         "policy.micro_batch_tokens": split.micro_batch_tokens,
         "policy.recompute": split.recompute,
+        "policy.head": split.head,
     }
+    if split.recompute_modules != asked.split.recompute_modules:
+        keys["policy.recompute_modules"] = list(split.recompute_modules)
     if engines is not None:
         keys |= {"rollout.engines": engines.count, "rollout.tp": engines.tp}
         if engines.colocated:
@@ -222,8 +280,6 @@ def _reasons(request: Request, plan: Plan, first: float) -> tuple[str, ...]:
     )
     spare = (plan.gpu_memory or 0) - plan.fullest
     reasons.append(f"{spare / 1e9:.0f} GB of each GPU to spare at the fullest moment")
-    if split.recompute != "full":
-        reasons.append(f"activations fit with recompute {split.recompute}")
     if plan.engine is not None:
         reasons.append(
             f"an engine's cache holds {plan.engine.sequences_mean} responses in progress, {plan.engine.at_once} of "

@@ -70,6 +70,8 @@ def plan_tree(request: Request, plan: Plan, notes: Sequence[str], suggestions: S
         **_range("step_seconds", plan.step_range),
         "tokens_per_second_per_gpu_in_use": plan.tokens_per_second_per_gpu,
         **_range("tokens_per_second_per_gpu_in_use", plan.rate_range),
+        "packed_tokens_per_second_per_gpu_in_use": plan.packed_tokens_per_second_per_gpu,
+        **_range("packed_tokens_per_second_per_gpu_in_use", plan.packed_rate_range),
         "checkpoint": {
             "size_bytes": plan.checkpoint.size,
             "seconds": plan.checkpoint.seconds if gpu else None,
@@ -133,6 +135,7 @@ def _batch(request: Request, plan: Plan) -> Tree:
         "response_mean_tokens": lengths.response,
         "response_longest_tokens": lengths.response_longest,
         "response_spread_k": lengths.k,
+        "longest_tokens": lengths.longest,
         "response_in_progress_mean_tokens": lengths.context,
         "packed_tokens": plan.rows,
         "micro_batches_least": plan.micro_batches,
@@ -249,6 +252,16 @@ def _suggestion(one: Suggestion) -> Tree:
         "bubble_share": one.plan.bubble,
         "fullest_bytes": one.plan.fullest,
         "reasons": list(one.reasons),
+        "alternatives": [
+            {
+                "recompute": other.recompute,
+                "head": other.head,
+                "learners_bytes": other.learning,
+                "step_seconds": other.seconds,
+                "fits": other.fits,
+            }
+            for other in one.alternatives
+        ],
     }
 
 
@@ -287,7 +300,20 @@ def suggestions_text(found: Sequence[Suggestion]) -> str:
             for key, value in one.keys.items()
         )
         lines += ["", *_wrapped(f"{number}", keys), *_wrapped("", "; ".join(one.reasons))]
+        lines += _alternatives(one) if number == 1 else []
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _alternatives(one: Suggestion) -> Iterator[str]:
+    """Yield a table of recompute and head with this layout: the fullest GPU while learners compute, seconds a step."""
+    split = one.request.split
+    yield f"            {'policy.recompute':<18}{'policy.head':<13}{'GB in training':>14}{'s a step':>10}"
+    for other in one.alternatives:
+        seconds = "?" if other.seconds is None else f"{other.seconds:,.0f}"
+        chosen = (other.recompute, other.head) == (split.recompute, split.head)
+        said = "chosen" if chosen else "" if other.fits else "does not fit"
+        row = f"{other.recompute:<18}{other.head:<13}{other.learning / 1e9:>14.1f}{seconds:>10}"
+        yield f"            {row}  {said}"
 
 
 def _wrapped(label: str, text: str) -> list[str]:
@@ -511,8 +537,9 @@ def _time(request: Request, plan: Plan) -> Iterator[str]:
         yield f"  {'step':<10}{range_text(plan.step_range):>16} s  {together}"
         yield from _wrapped(
             "rate",
-            f"{range_text(plan.rate_range)} tokens/s/GPU: prompts and responses that are trained on, over the "
-            f"{plan.gpus} GPUs of the run (idle ones of its nodes are not counted)",
+            f"{range_text(plan.rate_range)} tokens/s/GPU with a prompt counted for each of its responses, as other "
+            f"trainers count; packed, a shared prompt once, {range_text(plan.packed_rate_range)}; over the {plan.gpus} "
+            "GPUs of the run (idle ones of its nodes are not counted)",
         )
     if request.engines is None:
         yield "            rollouts by the engine in this process are not predicted"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from megasharp.planner.memory import HANDOVER, SAMPLING, Rows
+from megasharp.config.policy import Recompute
+from megasharp.planner.memory import HANDOVER, SAMPLING, TRAINING, Rows
 from megasharp.planner.records import (
     Checkpoint,
     EngineMemory,
@@ -146,8 +147,16 @@ def _way_out(request: Request, phase: str, found: Sequence[StageMemory], engine:
         return "raise policy.tp, policy.dp or rollout.tp"
     host = "" if request.split.optimizer_offload else ", or set policy.optimizer_offload=true"
     if request.split.recompute != "full":
-        return f"set policy.recompute=full, lower policy.micro_batch_tokens, or raise policy.tp or dp{host}"
+        again = _recompute(request, found)
+        return f"set policy.recompute={again}, lower policy.micro_batch_tokens, or raise policy.tp or dp{host}"
     return f"lower policy.micro_batch_tokens, or raise policy.tp, pp or dp{host}"
+
+
+def _recompute(request: Request, found: Sequence[StageMemory]) -> Recompute:
+    """Return selective where that is enough for training to fit, else full."""
+    memory = request.machines.gpu.memory if request.machines.gpu else 0.0
+    enough = all(s.totals[TRAINING] - s.activations + s.activations_by["selective"] <= memory for s in found)
+    return "selective" if enough and request.split.recompute == "none" else "full"
 
 
 def _engines(request: Request, engine: EngineMemory | None) -> Iterator[Problem]:
