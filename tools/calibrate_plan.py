@@ -161,6 +161,17 @@ def spreads(fit: Sequence[PublishedRun], held_out: Sequence[PublishedRun]) -> di
     return {group: math.exp(float(np.quantile(of, _WITHIN))) for group, of in logs.items()}
 
 
+def without_each_model(runs: Sequence[PublishedRun]) -> list[Observation]:
+    """Predict the steps of each model's RL runs by a fit that saw none of them."""
+    inside = [run for run in runs if run.outside is None]
+    found: list[Observation] = []
+    for model in dict.fromkeys(run.request.policy.name for run in inside if run.kind == "rl"):
+        left_out = [run for run in inside if run.kind == "rl" and run.request.policy.name == model]
+        rates = fit_rates([run for run in inside if run not in left_out])
+        found += [one for one in observe(left_out, rates) if one.part == "step"]
+    return found
+
+
 def rounded(rates: Rates) -> Rates:
     """The fit as it is shipped: three digits."""
     return dataclasses.replace(rates, **{name: float(f"{getattr(rates, name):.3g}") for name in FITTED})
@@ -186,6 +197,9 @@ def main() -> int:
         print("\n".join(_table(label, observe(rows, found))))
     ranges = {group: float(f"{factor:.3g}") for group, factor in spreads(fit, held_out).items()}
     print("ranges    " + ", ".join(f"{group} x/÷ {factor:g}" for group, factor in ranges.items()))
+    errors = [abs(one.error) for one in without_each_model(runs)]
+    median, worst = statistics.median(errors), max(errors)
+    print(f"steps of a model that the fit saw no RL run of: median {median:.1%}, worst {worst:.1%}")
     print("\n".join(_table("outside, shown alone", observe([run for run in runs if run.outside], found))))
     agree = found == dataclasses.replace(Rates(), links=found.links, disk=found.disk) and ranges == dict(SPREAD)
     print("the shipped defaults are these" if agree else "the shipped defaults differ: records.Rates and SPREAD")
