@@ -477,7 +477,7 @@ def test_of_layouts_as_fast_the_simplest_is_first_and_the_others_are_compared() 
     file = EXAMPLES / "qwen2.5-32b-casp" / "run.yaml"
     request = ask(load_run(file), str(file), Options(nodes=4, gpu="h100")).request
     found = suggest(replace(request, rates=replace(request.rates, driver_s=1e5)))
-    assert [one.keys["policy.pp"] for one in found] == [1, 2, 4]
+    assert [(one.keys["policy.cp"], one.keys["policy.pp"]) for one in found] == [(1, 1), (1, 1), (1, 2)]
     first, *others = (one.plan.step_seconds or 0.0 for one in found)
     for seconds, one in zip(others, found[1:], strict=True):
         assert one.reasons[0].endswith(f"{'less' if seconds < first else 'more'} than the first")
