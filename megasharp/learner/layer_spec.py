@@ -209,7 +209,7 @@ class RMSNorm(torch.nn.Module):
 
 
 class SwiGLU(torch.nn.Module):
-    """The MLP's activation, silu(gate) * up (arXiv 2002.05202), of gate and up side by side.
+    """The MLP's activation without a GPU, silu(gate) * up (arXiv 2002.05202), of gate and up side by side.
 
     Megatron's own in torch keeps three tensors for backward: gate's activation and a copy of up beside its input. This
     one keeps its input and computes gate's activation again: three of ffn numbers a token less.

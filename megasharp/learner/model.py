@@ -165,8 +165,6 @@ _ALWAYS: dict[str, object] = {
     "calculate_per_token_loss": True,
     # Weights are filled from a folder.
     "perform_initialization": False,
-    # The MLP calls the activation that the layer spec names (`layer_spec.SwiGLU`), whatever layers it is of.
-    "use_te_activation_func": True,
     "bias_dropout_fusion": False,
     "masked_softmax_fusion": False,
     # Megatron's own output layer, which either spec has, refuses it without apex's kernel: `fuse_gradient_sums`.
@@ -178,6 +176,7 @@ def _settings(
     arch: Architecture, layout: ParallelLayout, dtype: torch.dtype, policy: PolicyConfig
 ) -> dict[str, object]:
     """Return the part of the model's configuration that megasharp itself decides."""
+    with_cuda = torch.cuda.is_available()
     settings = {
         **_ALWAYS,
         "num_layers": arch.num_layers,
@@ -198,9 +197,11 @@ def _settings(
         "context_parallel_size": layout.cp,
         "sequence_parallel": layout.tp > 1,
         "variable_seq_lengths": layout.pp > 1,
-        "use_cpu_initialization": not torch.cuda.is_available(),
-        # SwiGLU in one kernel of torch.compile's, which keeps its input alone. On a CPU that would not pay.
-        "bias_activation_fusion": torch.cuda.is_available(),
+        "use_cpu_initialization": not with_cuda,
+        # SwiGLU in one kernel of torch.compile's, which keeps its input alone. On a CPU that would not pay: there the
+        # MLP calls the activation that the layer spec names (`layer_spec.SwiGLU`), of whatever layers it is.
+        "bias_activation_fusion": with_cuda,
+        "use_te_activation_func": not with_cuda,
     }
     if policy.recompute == "full":
         settings |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
