@@ -177,6 +177,7 @@ def _routes() -> Iterator[tuple[Any, str, Any]]:
     yield torch.cuda, "current_device", lambda: 0
     yield torch.cuda, "is_available", lambda: True
     yield torch.cuda, "device_count", lambda: 1
+    yield torch.cuda, "get_device_capability", lambda device=None: (9, 0)
     yield torch.cuda, "cudart", lambda: RUNTIME
     yield torch.cuda, "set_device", lambda device: None
     yield torch.nn.Module, "cuda", lambda self, device=None: self.to(GPU)
