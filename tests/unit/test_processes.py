@@ -139,7 +139,7 @@ def test_sglangs_processes_share_few_files_with_the_trainer() -> None:
     shared = {name for name in shared if not name.startswith("megasharp.rollout.sglang.engine")}
     packages = {"megasharp.common", "megasharp.ops", "megasharp.rollout", "megasharp.rollout.sglang"}
     assert shared - packages == {
-        *(f"megasharp.common.{name}" for name in ("errors", "files", "records")),
+        *(f"megasharp.common.{name}" for name in ("errors", "files", "group_environment", "records")),
         "megasharp.ops.uniform",
         *(f"megasharp.rollout.sglang.{name}" for name in ("bucket", "identity", "shared_weights")),
     }

@@ -401,7 +401,7 @@ def test_a_plan_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     """All names of `megasharp plan --json`, of a run with a memory network, adapters, engines and a suggestion."""
     monkeypatch.chdir(REPOSITORY)
     path = REPOSITORY / "examples" / "qwen3-32b-dlc" / "run.yaml"
-    found = ask(load_run(path, ["policy.lora={rank: 8}"]), str(path), Options())
+    found = ask(load_run(path, ["policy.lora={rank: 8}", "checkpoint.every=50"]), str(path), Options())
     request = found.request
     tree = plan_tree(request, make_plan(request), ["a note"], suggest(request))
     frozen("plan", shape_of(json.loads(json.dumps(tree, allow_nan=False))))
