@@ -63,9 +63,9 @@ def train(
         raise UserError("--allow-change is for a run that is continued: add --resume, or leave it out")
     if not dry_run:
         output.outlive()
-    if retries and not dry_run:
-        first = ["--resume"] if resume else ["--start-over"] if start_over else []
-        raise typer.Exit(train_again(config, overrides or [], runs, first, allow_change or [], retries))
+        if retries:
+            first = ["--resume"] * resume + ["--start-over"] * start_over
+            raise typer.Exit(train_again(config, overrides or [], runs, first, allow_change or [], retries))
     status(f"loading PyTorch, then reading {config}")
     from megasharp.checkpoint.run_folder import holds_no_run, refuse_existing
     from megasharp.config.core import dump_yaml

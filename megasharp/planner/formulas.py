@@ -348,7 +348,7 @@ def bubble_share(pp: int, vpp: int, micro_batches: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """What one rank of an engine does: `weights` and the caches' bytes are read in each step at `bandwidth`.
+    """One rank of an engine as it decodes: `weights` and the caches' bytes are read in each step at `bandwidth`.
 
     `token`: seconds that a rank computes for one token. `step`: seconds of a step whatever its batch.
     """

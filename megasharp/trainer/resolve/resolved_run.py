@@ -26,7 +26,7 @@ from megasharp.tasks.problems import prompt_of
 from megasharp.tasks.sets.row_sources import commit_read
 from megasharp.tasks.stream import TokenizedPrompts, tokenize_prompts
 from megasharp.tasks.tokenizer import TextTokenizer, load_tokenizer
-from megasharp.trainer.resolve.attention import check_attention
+from megasharp.trainer.resolve.attention_choice import check_attention
 from megasharp.trainer.resolve.derived import derived
 from megasharp.trainer.resolve.devices import device_of
 from megasharp.trainer.resolve.engine_settings import (

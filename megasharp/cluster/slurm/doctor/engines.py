@@ -11,8 +11,8 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megasharp.cluster.slurm.doctor.devices import driver
 from megasharp.cluster.slurm.doctor.findings import Engines, Finding
+from megasharp.cluster.slurm.doctor.gpu_state import driver
 from megasharp.cluster.slurm.gpus import Node
 from megasharp.common.errors import UserError
 from megasharp.rollout.sglang.client.health import check_engines

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 
 from megasharp.cluster.slurm import ray_node
-from megasharp.cluster.slurm.doctor.devices import check_gpus, read_gpus
 from megasharp.cluster.slurm.doctor.engines import Card, check_engines_python
 from megasharp.cluster.slurm.doctor.filesystem import check_file_system, check_folders
 from megasharp.cluster.slurm.doctor.findings import Engines, Finding, Patient, Place
+from megasharp.cluster.slurm.doctor.gpu_state import check_gpus, read_gpus
+from megasharp.cluster.slurm.doctor.host_memory import check_memory
 from megasharp.cluster.slurm.doctor.meeting import Meeting, meet, try_shared_files
-from megasharp.cluster.slurm.doctor.memory import check_memory
 from megasharp.cluster.slurm.doctor.network import (
     chosen_variables,
     nccl_interfaces,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megasharp.cluster.slurm.doctor import devices, engines, filesystem, meeting, memory, network, software
+from megasharp.cluster.slurm.doctor import engines, filesystem, gpu_state, host_memory, meeting, network, software
 from megasharp.cluster.slurm.doctor.engines import Card
 from megasharp.cluster.slurm.doctor.findings import Engines, Finding, Memory
 from megasharp.cluster.slurm.gpus import Gpu, Node
@@ -29,8 +29,8 @@ def warned(finding: Finding, *words: str) -> bool:
 
 
 def test_a_missing_gpu_fails() -> None:
-    assert devices.gpu_count(NODE, 8) == Finding("ok", "gpus", "8 x NVIDIA H200, driver 580.95.05")
-    assert failed(devices.gpu_count(replace(NODE, gpus=(GPU,) * 7), 8), "7 GPU(s)", "wants 8 (cluster.gpus_per_node")
+    assert gpu_state.gpu_count(NODE, 8) == Finding("ok", "gpus", "8 x NVIDIA H200, driver 580.95.05")
+    assert failed(gpu_state.gpu_count(replace(NODE, gpus=(GPU,) * 7), 8), "7 GPU(s)", "wants 8 (cluster.gpus_per_node")
 
 
 @pytest.mark.parametrize(
@@ -46,13 +46,13 @@ def test_a_missing_gpu_fails() -> None:
     ],
 )
 def test_the_driver_runs_what_torch_needs(version: str, libcuda: int | None, cuda: str | None, level: str) -> None:
-    found = devices.driver(replace(NODE, driver=version, cuda=libcuda), cuda, "the engines' torch")
+    found = gpu_state.driver(replace(NODE, driver=version, cuda=libcuda), cuda, "the engines' torch")
     assert found.level == level
     assert level != "FAIL" or "CUDA 13.0 of the engines' torch needs branch 580 or later; update" in found.text
 
 
 def test_a_gpu_in_good_order_has_one_line() -> None:
-    assert devices.gpu_state(GPU) == [Finding("ok", "gpu 0", "140 of 141 GB free, 75 W")]
+    assert gpu_state.gpu_state(GPU) == [Finding("ok", "gpu 0", "140 of 141 GB free, 75 W")]
 
 
 @pytest.mark.parametrize(
@@ -64,12 +64,12 @@ def test_a_gpu_in_good_order_has_one_line() -> None:
     ],
 )
 def test_a_gpu_that_is_sick_says_of_what(sick: Gpu, word: str) -> None:
-    (finding,) = devices.gpu_state(sick)
+    (finding,) = gpu_state.gpu_state(sick)
     assert failed(finding, word)
 
 
 def test_a_gpu_that_cannot_be_read_fails_by_its_number() -> None:
-    finding = devices.gpu_unread(1, "GPU is lost")
+    finding = gpu_state.gpu_unread(1, "GPU is lost")
     assert finding.check == "gpu 1" and failed(finding, "GPU is lost", "take the node out")
 
 
@@ -127,11 +127,11 @@ def test_whose_norms_a_models_layers_have() -> None:
 
 
 def test_a_torch_that_does_not_see_the_gpus() -> None:
-    assert failed(devices.torchs_gpus("2.13.0+cpu", 0, 8, 8), "2.13.0+cpu finds 0 GPU(s) of the 8", "built for CUDA")
-    assert failed(devices.torchs_gpus("2.13.0", 2, 8, 8), "CUDA_VISIBLE_DEVICES")
-    assert devices.torchs_gpus("2.13.0+cpu", 0, 1, 0).level == "note"
-    assert devices.torchs_gpus("2.13.0", 1, 8, 1).level == "ok"
-    assert devices.torchs_gpus("2.13.0+cpu", 0, 0, 0) is None
+    assert failed(gpu_state.torchs_gpus("2.13.0+cpu", 0, 8, 8), "2.13.0+cpu finds 0 GPU(s) of the 8", "built for CUDA")
+    assert failed(gpu_state.torchs_gpus("2.13.0", 2, 8, 8), "CUDA_VISIBLE_DEVICES")
+    assert gpu_state.torchs_gpus("2.13.0+cpu", 0, 1, 0).level == "note"
+    assert gpu_state.torchs_gpus("2.13.0", 1, 8, 1).level == "ok"
+    assert gpu_state.torchs_gpus("2.13.0+cpu", 0, 0, 0) is None
 
 
 def test_two_checkpoints_must_fit() -> None:
@@ -186,10 +186,10 @@ def test_an_engines_python_that_lacks_something_says_how_it_is_built() -> None:
 def test_the_memory_of_a_job_holds_what_the_plan_offloads() -> None:
     """164 GB on a node of 2 TB, of which Slurm gives what the partition says unless all is asked for."""
     asked = Memory(host=164 * GB, processes=16)
-    assert memory.host_memory(None, 2000 * GB, asked).level == "ok"
-    assert failed(memory.host_memory(64 * GB, 2000 * GB, asked), "may take 64 of the node's 2000 GB", "--mem=0")
-    assert warned(memory.host_memory(200 * GB, 2000 * GB, asked), "16 processes take some 4 GB each", "--mem=0")
-    assert failed(memory.host_memory(None, 100 * GB, asked), "use more nodes")
+    assert host_memory.host_memory(None, 2000 * GB, asked).level == "ok"
+    assert failed(host_memory.host_memory(64 * GB, 2000 * GB, asked), "may take 64 of the node's 2000 GB", "--mem=0")
+    assert warned(host_memory.host_memory(200 * GB, 2000 * GB, asked), "16 processes take some 4 GB each", "--mem=0")
+    assert failed(host_memory.host_memory(None, 100 * GB, asked), "use more nodes")
 
 
 @pytest.mark.parametrize(
@@ -213,21 +213,21 @@ def test_the_least_limit_of_a_cgroup_and_those_above_counts(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
-    assert memory.cgroup_limit(own, tmp_path) == limit
+    assert host_memory.cgroup_limit(own, tmp_path) == limit
 
 
 def test_infiniband_needs_locked_memory() -> None:
-    assert failed(memory.locked_memory(8 << 20, 8, 2), "8.4 MB", "ibv_reg_mr", "LimitMEMLOCK=infinity")
-    assert warned(memory.locked_memory(64 << 30, 8, 2), "ulimit -l unlimited")
-    assert memory.locked_memory(8 << 20, 0, 2).level == memory.locked_memory(None, 8, 2).level == "ok"
+    assert failed(host_memory.locked_memory(8 << 20, 8, 2), "8.4 MB", "ibv_reg_mr", "LimitMEMLOCK=infinity")
+    assert warned(host_memory.locked_memory(64 << 30, 8, 2), "ulimit -l unlimited")
+    assert host_memory.locked_memory(8 << 20, 0, 2).level == host_memory.locked_memory(None, 8, 2).level == "ok"
 
 
 def test_shared_memory_has_room_for_weights_and_nccl() -> None:
     docker = 64 << 20
-    assert failed(memory.shared_memory(docker, docker, 600 * 10**6, 8), "67.1 MB free", "--shm-size")
-    assert warned(memory.shared_memory(10**9, 10**9, 600 * 10**6, 8), "NCCL may find no room", "--shm-size")
-    assert failed(memory.shared_memory(64 * GB, 10**6, 600 * 10**6, 0), "remove what ended processes left")
-    assert memory.shared_memory(64 * GB, 60 * GB, 600 * 10**6, 8).level == "ok"
+    assert failed(host_memory.shared_memory(docker, docker, 600 * 10**6, 8), "67.1 MB free", "--shm-size")
+    assert warned(host_memory.shared_memory(10**9, 10**9, 600 * 10**6, 8), "NCCL may find no room", "--shm-size")
+    assert failed(host_memory.shared_memory(64 * GB, 10**6, 600 * 10**6, 0), "remove what ended processes left")
+    assert host_memory.shared_memory(64 * GB, 60 * GB, 600 * 10**6, 8).level == "ok"
 
 
 @pytest.mark.parametrize(

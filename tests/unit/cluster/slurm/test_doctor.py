@@ -14,7 +14,7 @@ from cases import each_case
 from standin_nvml import StandinNvml
 
 from megasharp.cli.doctor import examine_all_nodes, examine_node
-from megasharp.cluster.slurm.doctor import devices, engines, filesystem
+from megasharp.cluster.slurm.doctor import engines, filesystem, gpu_state
 from megasharp.cluster.slurm.doctor import examine as doctor
 from megasharp.cluster.slurm.doctor.all_reduce import measure
 from megasharp.cluster.slurm.doctor.engines import read_card
@@ -97,7 +97,7 @@ def test_missing_gpus_fail_where_the_run_wants_some(tmp_path: Path, monkeypatch:
     def nothing() -> object:
         raise UserError("NVML does not start")
 
-    monkeypatch.setattr(devices, "opened", nothing)
+    monkeypatch.setattr(gpu_state, "opened", nothing)
     monkeypatch.chdir(tmp_path)
     found = {finding.check: finding for finding in examine(Patient(gpus_per_node=8))}
     assert found["gpus"] == Finding("FAIL", "gpus", "NVML does not start")
