@@ -18,6 +18,7 @@ from megasharp.common.exit_codes import collect_as_usual, note, status
 AGAIN = "Resume and restart"
 
 
+# One step after the other of a command: what each way of starting ends with is read in one place.
 def train(
     config: RunFile,
     overrides: Overrides = None,
