@@ -274,7 +274,9 @@ def check_precision_keys(config: RunConfig, architecture: Architecture, where: s
     policy, fields = config.policy, type(config.policy).model_fields
     if policy.fp8 is None and policy.fp8_recipe != fields["fp8_recipe"].default:
         raise UserError(f"{where}: policy.fp8_recipe has no effect while policy.fp8 is null; set policy.fp8 too")
-    if policy.recompute != "selective" and policy.recompute_modules != fields["recompute_modules"].default:
+    # Runs begun before 06e5159 (2026-11-25) have stored another default.
+    idle = (fields["recompute_modules"].default, ["core_attn"])
+    if policy.recompute != "selective" and policy.recompute_modules not in idle:
         raise UserError(
             f"{where}: policy.recompute_modules has no effect with policy.recompute={policy.recompute}; set "
             "policy.recompute=selective too"

@@ -561,7 +561,7 @@ def test_nothing_is_suggested_where_nothing_works(tmp_path: Path, overrides: str
         ("policy.fp8=hybrid", "set model.dtype=bfloat16"),
         ("policy.transformer_engine=true", "policy.transformer_engine=true needs a GPU"),
         ("policy.fp8_recipe=tensorwise", "policy.fp8_recipe has no effect"),
-        ("policy.recompute_modules=[core_attn]", "policy.recompute_modules has no effect"),
+        ("policy.recompute_modules=[core_attn,mlp]", "policy.recompute_modules has no effect"),
         ("policy.offload=[optimizer]", "policy.offload is for engines of their own"),
     ],
 )
