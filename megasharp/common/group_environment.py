@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+_INFINIBAND = Path("/sys/class/infiniband")
 _NVML = "libnvidia-ml.so.1"
 # From this compute capability on (Blackwell) kernels begin in the order in which they were launched by themselves.
 _ORDERED_FROM = 10
@@ -19,21 +22,60 @@ CUMEM, NVLS = "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE"
 OVERRULING = ("enable_symm_mem", "enable_nccl_nvls")
 
 
-def interface_variables(interface: str) -> dict[str, str]:
-    """Return the variables that keep gloo and NCCL on one network interface.
+def network_variables(interface: str, hcas: Sequence[str] = ()) -> dict[str, str]:
+    """Return the variables that keep gloo and NCCL on one network interface, and NCCL on these adapters.
 
     NCCL takes a name for the beginning of one, unless an equals sign comes before it.
     """
-    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+    found = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+    return found | ({"NCCL_IB_HCA": "=" + ",".join(hcas)} if hcas else {})
 
 
-def keep_to(interface: str, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Keep gloo and NCCL on this interface, where no other is set.
+def keep_to(interface: str, hcas: Sequence[str] = (), environment: MutableMapping[str, str] = os.environ) -> None:
+    """Keep gloo and NCCL on this interface and these adapters, where no other is set.
 
     By themselves gloo listens at the address of the machine's name, wherever that leads, and NCCL at the first found.
     """
-    for name, value in interface_variables(interface).items():
+    for name, value in network_variables(interface, hcas).items():
         environment.setdefault(name, value)
+
+
+def adapters(folder: Path = _INFINIBAND) -> list[str]:
+    """List the adapters that NCCL is to use, as NCCL_IB_HCA names them: of one link layer and one speed, never mixed.
+
+    The fastest active InfiniBand ports; where there is none, the fastest of RDMA over Ethernet (RoCE), whose GID NCCL
+    chooses itself from 2.21 on. Ethernet beside InfiniBand is a node's way to its storage.
+    """
+    ports = [_port(state) for state in sorted(folder.glob("*/ports/*/state")) if "ACTIVE" in _text(state)]
+    of_one_kind = [port for port in ports if port.infiniband] or ports
+    best = max((port.rate for port in of_one_kind), default=0.0)
+    return [port.name for port in of_one_kind if port.rate == best]
+
+
+@dataclass(frozen=True, slots=True)
+class _Port:
+    """An adapter's port, in NCCL's words, and its Gbit/s."""
+
+    name: str
+    infiniband: bool
+    rate: float
+
+
+def _port(state: Path) -> _Port:
+    # The kernel writes "400 Gb/sec (4X NDR)".
+    rate = (_text(state.with_name("rate")).split(maxsplit=1) or ["0"])[0]
+    return _Port(
+        name=f"{state.parts[-4]}:{state.parts[-2]}",
+        infiniband=_text(state.with_name("link_layer")).strip() == "InfiniBand",
+        rate=float(rate) if rate.replace(".", "", 1).isdigit() else 0.0,
+    )
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError:
+        return ""
 
 
 def shared_with_engines(flags: Mapping[str, object], environment: Mapping[str, str]) -> dict[str, str]:

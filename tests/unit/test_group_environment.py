@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +10,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 import torch
 from cases import each_case
 
+from megasharp.cluster.ray_runtime import engine_actors, rank_actor
+from megasharp.cluster.ray_runtime.rank_actor import RankFacts
 from megasharp.common.group_environment import (
     CUMEM,
     NVLS,
     QUEUES,
+    adapters,
     in_order,
     keep_to,
     out_of_order,
@@ -45,8 +50,88 @@ HOPPER, BLACKWELL = (9, 0), (10, 0)
 
 def test_one_interface_for_both_and_the_users_stays() -> None:
     found = {"GLOO_SOCKET_IFNAME": "ib0"}
-    keep_to("lo", found)
+    keep_to("lo", environment=found)
     assert found == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=lo"}
+
+
+# The kernel calls a port's speed by InfiniBand's name for it on Ethernet too.
+NDR = ROCE_400 = "400 Gb/sec (4X NDR)"
+ROCE_100 = "100 Gb/sec (4X EDR)"
+INFINIBAND, ETHERNET = "InfiniBand", "Ethernet"
+
+
+def stand_in_sysfs(folder: Path, *ports: tuple[str, str, str, str]) -> Path:
+    """A stand-in for /sys/class/infiniband: (adapter, link layer, state, rate) of each one's only port."""
+    for name, layer, state, rate in ports:
+        place = folder / name / "ports" / "1"
+        place.mkdir(parents=True)
+        for file, text in (("link_layer", layer), ("state", state), ("rate", rate)):
+            (place / file).write_text(f"{text}\n")
+    return folder
+
+
+UP, DOWN = "4: ACTIVE", "1: DOWN"
+COMPUTE = [(f"mlx5_{number}", INFINIBAND, UP, NDR) for number in range(8)]
+OVER_ETHERNET = [(f"mlx5_{number}", ETHERNET, UP, ROCE_400) for number in range(8)]
+EIGHT = [f"mlx5_{number}:1" for number in range(8)]
+
+
+@each_case(
+    ("ports", "expected"),
+    [
+        # DGX H200: eight NDR adapters, and two on Ethernet that lead to the storage.
+        ([*COMPUTE, ("mlx5_8", ETHERNET, UP, ROCE_100), ("mlx5_9", ETHERNET, UP, ROCE_100)], EIGHT),
+        # The storage's are as fast; an adapter without its cable counts for nothing.
+        ([*COMPUTE, ("mlx5_8", ETHERNET, UP, ROCE_400), ("mlx5_9", INFINIBAND, DOWN, NDR)], EIGHT),
+        # Storage on InfiniBand too, at a lower rate.
+        ([*COMPUTE, ("mlx5_8", INFINIBAND, UP, "200 Gb/sec (4X HDR)")], EIGHT),
+        # RoCE alone: eight of 400 Gbit/s, and management at 25.
+        ([*OVER_ETHERNET, ("mlx5_bond_0", ETHERNET, UP, "25 Gb/sec (1X EDR)")], EIGHT),
+        # All InfiniBand is down.
+        ([("mlx5_0", INFINIBAND, DOWN, NDR), ("mlx5_1", ETHERNET, UP, ROCE_100)], ["mlx5_1:1"]),
+        ([], []),
+    ],
+)
+def test_adapters_of_one_link_layer_and_one_speed(
+    ports: list[tuple[str, str, str, str]], expected: list[str], tmp_path: Path
+) -> None:
+    assert adapters(stand_in_sysfs(tmp_path, *ports)) == expected
+
+
+def actors_environment(actor: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What a rank's or an engine's actor, on a node whose address is the loopback, leaves to NCCL and its children."""
+    address, nothing = "127.0.0.1", lambda *_: None
+    if actor == "rank":
+        monkeypatch.setattr(rank_actor, "redirect_output", nothing)
+        monkeypatch.setattr(rank_actor, "write_stacks_on_signal", nothing)
+        monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
+        facts = RankFacts(0, address, torch.device("cpu"), folder / "rank_0.log", torch.get_num_threads())
+        assert rank_actor.RankActor(facts).prepare() == processes.Returned(None)
+        return dict(os.environ)
+    started: list[dict[str, str]] = []
+    monkeypatch.setattr(engine_actors, "check_python", nothing)
+    monkeypatch.setattr(
+        engine_actors,
+        "start_one",
+        lambda settings, *_: started.append(environment(settings, 0, os.environ, "10.0.0.7")),
+    )
+    engine_actors.EngineActor(FleetSettings(folder, folder, folder), 0, address, "key").start()
+    return started[0]
+
+
+@each_case("actor", ["rank", "engine"])
+@each_case(("given", "expected"), [(None, "=" + ",".join(EIGHT)), ("mlx5_9", "mlx5_9")])
+def test_actors_of_any_ray_choose_the_adapters_of_their_own_node(
+    actor: str, given: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Ray job's too, whose nodes no program of ours has started."""
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"):
+        monkeypatch.setenv(name, given or "")
+        if given is None:
+            monkeypatch.delenv(name)
+    found = adapters(stand_in_sysfs(tmp_path / "sys", *COMPUTE, ("mlx5_8", ETHERNET, UP, ROCE_400)))
+    monkeypatch.setattr(rank_actor if actor == "rank" else engine_actors, "adapters", lambda: found)
+    assert actors_environment(actor, tmp_path, monkeypatch)["NCCL_IB_HCA"] == expected
 
 
 @each_case(

@@ -21,7 +21,7 @@ from megasharp.cluster.ray_runtime.process_environment import interface_of, usab
 from megasharp.cluster.ray_runtime.slots import Slots, end_actors
 from megasharp.common.errors import RunFailed, UserError, one_line
 from megasharp.common.files import write_below
-from megasharp.common.group_environment import keep_to
+from megasharp.common.group_environment import adapters, keep_to
 from megasharp.rollout.sglang.client.api import EngineApi
 from megasharp.rollout.sglang.client.launch import (
     GLANCE_S,
@@ -72,7 +72,7 @@ class EngineActor:
             check_python(self._settings)
             write_below(self._settings.log_folder)
             # The engine inherits it, and meets the ranks there.
-            keep_to(interface_of(self._address))
+            keep_to(interface_of(self._address), adapters())
             port = self._stack.enter_context(HeldPort(self._address)).number
             self._engine = start_one(self._settings, self._index, port, self._key, self._address)
         except (OSError, UserError) as error:

@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from megasharp.cluster.ray_runtime.process_environment import interface_of
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import write_below
-from megasharp.common.group_environment import keep_to
+from megasharp.common.group_environment import adapters, keep_to
 from megasharp.common.stack_dumps import write_stacks_on_signal
 from megasharp.learner.learner import POLICY, LearnerSettings, Rank, RankLearner
 from megasharp.learner.parallel import COLLECTIVE_TIMEOUT, meet
@@ -141,7 +141,7 @@ class RankActor:
 
     @_answered
     def prepare(self) -> None:
-        """Write to the rank's own log, and keep collectives on the cluster's interface."""
+        """Write to the rank's own log, and keep collectives on the cluster's interface and this node's adapters."""
         import ray
 
         facts = self._facts
@@ -149,7 +149,7 @@ class RankActor:
         redirect_output(str(facts.log))
         write_stacks_on_signal(facts.rank, facts.log, str(ray.get_runtime_context().get_node_id()))
         torch.set_num_threads(facts.threads)
-        keep_to(interface_of(facts.address))
+        keep_to(interface_of(facts.address), adapters())
 
     @_answered
     def host(self, world: int) -> int:

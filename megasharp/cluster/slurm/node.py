@@ -24,6 +24,7 @@ from megasharp.cluster.slurm.ray_node import RayNode, follow_until_ready, publis
 from megasharp.common.errors import RunFailed, UserError
 from megasharp.common.exit_codes import run_command
 from megasharp.common.files import write_text
+from megasharp.common.group_environment import adapters
 from megasharp.common.signals import AGAIN, SAVE, Stopped, TimeIsUp, save_kept_from_children
 
 TIME_IS_UP, EXIT_CODE = "time_is_up", "exit_code"
@@ -79,7 +80,7 @@ def _lead(folder: Path, command: Sequence[str], names: Sequence[str], deadline: 
     if len(names) == 1:
         return drive(command, {}, folder, signals)
     interface = ray_node.choose(ray_node.interfaces(), names[1:], os.environ)
-    os.environ.update(ray_node.variables(interface, ray_node.adapters()))
+    os.environ.update(ray_node.variables(interface, adapters()))
     with ExitStack() as stack:
         node = RayNode(names[0], interface, deadline)
         stack.callback(node.close)
@@ -98,7 +99,7 @@ def _check(folder: Path, signals: _Signals) -> None:
 
 def _follow(folder: Path, names: Sequence[str], number: int, deadline: float, signals: _Signals) -> None:
     interface = ray_node.choose(ray_node.interfaces(), names[:1], os.environ)
-    os.environ.update(ray_node.variables(interface, ray_node.adapters()))
+    os.environ.update(ray_node.variables(interface, adapters()))
     over = folder / EXIT_CODE
     with ExitStack() as stack:
         node = RayNode(names[number], interface, deadline)

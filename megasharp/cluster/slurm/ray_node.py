@@ -25,11 +25,10 @@ import psutil
 from megasharp.cluster.ray_runtime.process_environment import object_store_bytes, server_environment
 from megasharp.common.errors import UserError
 from megasharp.common.files import Scratch, parent_for_sockets, write_text
-from megasharp.common.group_environment import interface_variables
+from megasharp.common.group_environment import network_variables
 from megasharp.common.parent_death import ended_with_parent
 
 INTERFACE, SUBNET = "MEGASHARP_INTERFACE", "MEGASHARP_SUBNET"
-_INFINIBAND = Path("/sys/class/infiniband")
 # Any port: nothing is sent, the kernel only says which of its addresses it would send from.
 _PORT = 9
 
@@ -104,49 +103,9 @@ def _listed(here: Sequence[Interface]) -> str:
     return ", ".join(f"{one.name} {one.address}" for one in here)
 
 
-def adapters(folder: Path = _INFINIBAND) -> list[str]:
-    """List the adapters that NCCL is to use, as NCCL_IB_HCA names them: of one link layer and one speed, never mixed.
-
-    The fastest active InfiniBand ports; where there is none, the fastest of RDMA over Ethernet (RoCE), whose GID NCCL
-    chooses itself from 2.21 on. Ethernet beside InfiniBand is a node's way to its storage.
-    """
-    ports = [_port(state) for state in sorted(folder.glob("*/ports/*/state")) if "ACTIVE" in _text(state)]
-    of_one_kind = [port for port in ports if port.infiniband] or ports
-    best = max((port.rate for port in of_one_kind), default=0.0)
-    return [port.name for port in of_one_kind if port.rate == best]
-
-
-@dataclass(frozen=True, slots=True)
-class _Port:
-    """An adapter's port, in NCCL's words, and its Gbit/s."""
-
-    name: str
-    infiniband: bool
-    rate: float
-
-
-def _port(state: Path) -> _Port:
-    # The kernel writes "400 Gb/sec (4X NDR)".
-    rate = (_text(state.with_name("rate")).split(maxsplit=1) or ["0"])[0]
-    return _Port(
-        name=f"{state.parts[-4]}:{state.parts[-2]}",
-        infiniband=_text(state.with_name("link_layer")).strip() == "InfiniBand",
-        rate=float(rate) if rate.replace(".", "", 1).isdigit() else 0.0,
-    )
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError:
-        return ""
-
-
 def variables(interface: Interface, hcas: Sequence[str]) -> dict[str, str]:
     """Return the variables for gloo and NCCL that are not set already."""
-    found = interface_variables(interface.name)
-    if hcas:
-        found["NCCL_IB_HCA"] = "=" + ",".join(hcas)
+    found = network_variables(interface.name, hcas)
     return {name: value for name, value in found.items() if name not in os.environ}
 
 

@@ -28,7 +28,7 @@ from megasharp.cluster.slurm.doctor.network import (
 from megasharp.cluster.slurm.doctor.software import check_software
 from megasharp.cluster.slurm.gpus import Node
 from megasharp.common.errors import UserError
-from megasharp.common.group_environment import shared_with_engines
+from megasharp.common.group_environment import adapters, shared_with_engines
 from megasharp.rollout.sglang.client.launch import environment
 
 
@@ -96,9 +96,9 @@ def _nccl(patient: Patient, card: Card | None) -> Iterator[Finding]:
     """Yield what is to be said of NCCL's variables and versions, on GPUs."""
     if not patient.gpus_per_node:
         return
-    nodes, adapters = max(len(patient.place.nodes), 1), ray_node.adapters()
+    nodes, hcas = max(len(patient.place.nodes), 1), adapters()
     ranks = chosen_variables(os.environ)
-    yield from nccl_values(ranks, nodes, len(adapters))
+    yield from nccl_values(ranks, nodes, len(hcas))
     wrong = nccl_interfaces(ranks, [one.name for one in ray_node.interfaces()], nodes)
     if wrong is not None:
         yield wrong

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 
-from megasharp.cluster.slurm import ray_node
 from megasharp.cluster.slurm.doctor.findings import GB, Finding, Memory, Patient, size_text
 from megasharp.common.files import SHARED_MEMORY
+from megasharp.common.group_environment import adapters
 
 _CGROUPS, _OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 # Of a rank's or an engine's process on the host: Python, libraries, CUDA's context. An assumption, not measured.
@@ -28,7 +28,7 @@ def check_memory(patient: Patient) -> Iterator[Finding]:
     yield host_memory(cgroup_limit(text, _CGROUPS), psutil.virtual_memory().total, patient.memory)
     nodes = max(len(patient.place.nodes), 1)
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    yield locked_memory(None if soft == resource.RLIM_INFINITY else soft, len(ray_node.adapters()), nodes)
+    yield locked_memory(None if soft == resource.RLIM_INFINITY else soft, len(adapters()), nodes)
     try:
         room = shutil.disk_usage(SHARED_MEMORY)
     except OSError:
@@ -80,12 +80,12 @@ def host_memory(limit: int | None, total: int, asked: Memory) -> Finding:
     return Finding("ok", "host memory", text)
 
 
-def locked_memory(limit: int | None, adapters: int, nodes: int) -> Finding:
+def locked_memory(limit: int | None, hcas: int, nodes: int) -> Finding:
     """Check `ulimit -l`, in bytes (None: unlimited), where InfiniBand adapters carry data between nodes."""
     if limit is None:
         return Finding("ok", "locked memory", "unlimited (ulimit -l)")
     text = f"{size_text(limit)} (ulimit -l)"
-    if not adapters or nodes < 2:
+    if not hcas or nodes < 2:
         return Finding("ok", "locked memory", f"{text}, enough without InfiniBand between nodes")
     remedy = (
         "`ulimit -l unlimited` where you submit, or have the administrator set LimitMEMLOCK=infinity for slurmd and "

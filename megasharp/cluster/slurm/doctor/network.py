@@ -12,7 +12,7 @@ from megasharp.cluster.slurm.doctor.all_reduce import MEBIBYTES, Measured, measu
 from megasharp.cluster.slurm.doctor.findings import GB, Finding, Patient
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import Scratch
-from megasharp.common.group_environment import interface_variables
+from megasharp.common.group_environment import adapters, network_variables
 
 # Bytes per second. 8 x H100 in a node: about 480 GB/s in a published log of NVIDIA's benchmarks. Between nodes each GPU
 # has an adapter of 400 Gb/s at most.
@@ -37,10 +37,10 @@ def chosen_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in sorted(environment.items()) if name.startswith(_PREFIXES)}
 
 
-def nccl_values(found: Mapping[str, str], nodes: int, adapters: int) -> Iterator[Finding]:
-    """Yield warnings for values that cost speed; `adapters` of InfiniBand are up."""
+def nccl_values(found: Mapping[str, str], nodes: int, hcas: int) -> Iterator[Finding]:
+    """Yield warnings for values that cost speed; `hcas` adapters for RDMA are up."""
     costs = dict(_SLOW_VALUES)
-    if nodes > 1 and adapters:
+    if nodes > 1 and hcas:
         costs["NCCL_IB_DISABLE", "1"] = "nodes would speak TCP beside their InfiniBand"
     for (name, value), cost in costs.items():
         if found.get(name) == value:
@@ -117,9 +117,9 @@ def port() -> Finding:
 def links(patient: Patient) -> Mapping[str, str]:
     """Return the variables by which ranks of this node find the others. Raises UserError where no interface does."""
     if len(patient.place.nodes) < 2:
-        return {name: value for name, value in interface_variables("lo").items() if name not in os.environ}
+        return {name: value for name, value in network_variables("lo").items() if name not in os.environ}
     others = [name for number, name in enumerate(patient.place.nodes) if number != patient.place.node]
-    return ray_node.variables(ray_node.choose(ray_node.interfaces(), others, os.environ), ray_node.adapters())
+    return ray_node.variables(ray_node.choose(ray_node.interfaces(), others, os.environ), adapters())
 
 
 def try_all_reduce(patient: Patient) -> Iterator[Finding]:

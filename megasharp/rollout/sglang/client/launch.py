@@ -340,7 +340,7 @@ def environment(
     kept.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")))
     kept |= settings.variables
     if address == LOOPBACK:
-        keep_to("lo", kept)
+        keep_to("lo", environment=kept)
     if settings.device == "cpu":
         # With more threads than free cores GNU OpenMP spins: decoding fell from 440 to 18 tokens/s.
         kept["OMP_NUM_THREADS"] = "1"

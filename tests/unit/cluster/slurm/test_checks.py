@@ -260,9 +260,9 @@ def test_nodes_that_are_not_alike_are_named() -> None:
 
 def test_variables_of_nccl_that_cost_speed_or_a_start() -> None:
     found = {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
-    slow = [*network.nccl_values(found, nodes=2, adapters=8)]
+    slow = [*network.nccl_values(found, nodes=2, hcas=8)]
     assert [warned(each, "unset it") for each in slow] == [True, True] and "TCP beside" in slow[1].text
-    assert len([*network.nccl_values(found, nodes=1, adapters=8)]) == 1
+    assert len([*network.nccl_values(found, nodes=1, hcas=8)]) == 1
     names = ["ib0", "eth0", "lo"]
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         wrong = network.nccl_interfaces({name: "bond0"}, names, 2)
