@@ -18,6 +18,8 @@ from megasharp.common.errors import UserError
 from megasharp.common.section import Section
 from megasharp.config.core import read_tree, validate
 
+# Job files leave variables that are set as they are: these always are, or add up.
+_PATHS = ("PATH", "LD_LIBRARY_PATH")
 _Line = Annotated[str, StringConstraints(pattern=r"^[^\n]*\S[^\n]*$")]
 
 
@@ -100,13 +102,26 @@ class ClusterProfile(JobOptions):
     setup: list[_Line] = Field(
         default=[],
         description="Lines of shell that the job runs first on its first node, outside of a container, such as module "
-        "loads. Variables that they export reach all nodes; a line that fails ends the job.",
+        "loads. Variables that they export reach all nodes; a command that fails ends the job.",
     )
     environment: dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = Field(
         default={},
         description="Environment variables of the job, by name; numbers in quotes. A variable that is set where the "
-        "job is submitted keeps its value.",
+        "job is submitted keeps its value, so PATH and LD_LIBRARY_PATH belong in setup.",
     )
+
+    @field_validator("environment", mode="before")
+    @classmethod
+    def _can_be_set(cls, value: object) -> object:
+        for name, text in value.items() if isinstance(value, dict) else ():
+            if not isinstance(text, str):
+                raise ValueError(f'{name}: YAML reads its value, {text}, as no text; write it in quotes, as "{text}"')
+            if name in _PATHS:
+                raise ValueError(
+                    f"{name}: a variable that is set where you submit keeps its value; write a line of setup instead, "
+                    f"as export {name}={text}:${name}"
+                )
+        return value
 
 
 def find_profile(name: str, beside: Path | None = None) -> Path:

@@ -21,6 +21,7 @@ from itertools import product
 from pathlib import Path
 from string import Template
 
+from megasharp.cluster.slurm.setup_lines import check_setup, render_setup
 from megasharp.cluster.slurm.submitted import record
 from megasharp.common.errors import UserError
 from megasharp.common.files import UMASK, write_text
@@ -174,6 +175,7 @@ def check(job: Job) -> None:
         # In a line of #SBATCH nothing is quoted.
         if re.search(r"\s|%", str(path)):
             raise UserError(f"{path}: a path with spaces or % cannot stand in an sbatch file; use another folder")
+    check_setup(job.setup, job.profile)
 
 
 class _File(Template):
@@ -210,7 +212,7 @@ def render(job: Job) -> str:
         doctor=" ".join(map(shlex.quote, job.doctor)),
         no_start="; does this cluster have pyxis?" if job.software.container else "",
         environment="\n".join(exports),
-        setup=_setup(job.setup),
+        setup=render_setup(job.setup),
     )
 
 
@@ -218,15 +220,6 @@ def _title(job: Job) -> Iterator[str]:
     yield f"megasharp {job.command[0]}: {job.name}"
     if job.profile is not None:
         yield f"Cluster profile: {job.profile}"
-
-
-def _setup(lines: Sequence[str]) -> str:
-    """The lines, each of which ends the job where it fails."""
-    if not lines:
-        return ""
-    checked = (f"{line} || give_up {shlex.quote(f'a line of setup failed: {line}')}" for line in lines)
-    # Modules and profiles of shells read variables that are not set.
-    return "\n".join(("# Of the cluster's profile.", "set +u", *checked, "set -u", "", ""))
 
 
 def _options(asked: Resources) -> list[str]:

@@ -179,17 +179,35 @@ def test_bash_reads_the_job_of_each_example_profile_which_says_where_it_is_from(
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 
-def test_a_line_of_a_profiles_setup_that_fails_ends_the_job(tmp_path: Path) -> None:
+@each_case(
+    ("line", "fails"),
+    [
+        ("false && true", True),
+        ("false   # a comment", True),
+        ("cd /nowhere 2>/dev/null; true", True),
+        ("export READ=$NOT_SET; false || true", False),
+        ("sleep 0 &", False),
+        ("source ./sourced", False),
+    ],
+)
+def test_a_command_of_a_profiles_setup_that_fails_ends_the_job(line: str, fails: bool, tmp_path: Path) -> None:
     """Bash runs what is rendered between the job's beginning and its first step."""
-    setup = ["export READ=$NOT_SET", "false && true"]
-    text = dry_run(QUICKSTART, setup=setup, runs=tmp_path, interface="bond0")
+    (tmp_path / "sourced").write_text("false\ntrue\n")
+    text = dry_run(QUICKSTART, setup=[line], runs=tmp_path, interface="bond0")
     assert "export MEGASHARP_INTERFACE=${MEGASHARP_INTERFACE:-bond0}\n" in text
     part = text[text.index("set -u\n") : text.index("export MEGASHARP_NODES")].replace("#SBATCH", "#")
     asked = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a", "PATH": os.environ["PATH"]}
-    given = f"run={tmp_path}\nmost_restarts=1\n{part}"
-    done = subprocess.run(["bash", "-c", given], env=asked, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "gave up: a line of setup failed: false && true;" in done.stdout
-    assert done.stderr == ""
+    file = tmp_path / "job"
+    file.write_text(f"run={tmp_path}\nmost_restarts=1\n{part}")
+    done = subprocess.run(["bash", file], env=asked, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == fails and done.stderr == ""
+    assert (f"gave up: a line of setup failed: {line};" in done.stdout) == fails
+
+
+@each_case("line", ["module load 'x", "if true; then", "module load x \\"])
+def test_a_line_of_setup_that_bash_does_not_read_is_refused(line: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^/c.yaml: setup: .* is no whole line of bash \(.+\); write each command on"):
+        dry_run(QUICKSTART, setup=[line], runs=tmp_path, profile=Path("/c.yaml"))
 
 
 def test_what_is_given_counts_before_the_profile(tmp_path: Path) -> None:
@@ -211,6 +229,12 @@ def test_a_profile_is_found_by_its_name_and_its_mistakes_are_told(
     file.write_text("partion: gpu\n")
     assert find_profile("site") == file and find_profile("site.yaml", file.parent) == file
     with pytest.raises(UserError, match=r"site.yaml: partion: unknown key, nearest is partition; .* \(line 1"):
+        load_profile(file)
+    file.write_text("environment: {NCCL_IB_GID_INDEX: 3}\n")
+    with pytest.raises(UserError, match=r'environment: NCCL_IB_GID_INDEX: .* write it in quotes, as "3" \(line 1'):
+        load_profile(file)
+    file.write_text("environment: {LD_LIBRARY_PATH: /opt/lib}\n")
+    with pytest.raises(UserError, match=r"setup instead, as export LD_LIBRARY_PATH=/opt/lib:\$LD_LIBRARY_PATH"):
         load_profile(file)
     with pytest.raises(UserError, match=r"--profile sit: neither this file nor .*sit.yaml exists; nearest is site"):
         find_profile("sit")

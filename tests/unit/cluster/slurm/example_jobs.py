@@ -33,7 +33,7 @@ def _job(name: str, run_file: str, nodes: int, software: Software) -> Job:
 
 
 EXAMPLES = {
-    "one_node.sbatch": _job("mine", "mine.yaml", 1, Software("/path/to/.venv/bin/python")),
+    "one_node.sbatch": _job("mine", "mine.yaml", 1, Software("/path/to/.venv-gpu/bin/python")),
     "four_nodes.sbatch": _job("mine", "mine.yaml", 4, _IMAGE),
 }
 
