@@ -6,11 +6,13 @@ Only the command that a user gives reaches for the hub: ranks and engines get fo
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
@@ -67,6 +69,42 @@ def absence() -> str:
     if _left:
         return f"the hub cannot be reached ({_left[0]}): check the network, HF_ENDPOINT and proxies"
     return "the hub is off (HF_HUB_OFFLINE): unset it where there is a network"
+
+
+@contextmanager
+def read_as_a_job(given: Mapping[str, str], mounts: Sequence[str] = ()) -> Iterator[None]:
+    """Let this process read the hub by a job's variables that it does not have itself, as the job does.
+
+    A path in a container is read where its `mounts` ("/from:/to") take it from. Every job has HF_HUB_OFFLINE, which
+    says nothing of this machine.
+    """
+    from huggingface_hub import constants
+
+    of_hub = (name for name in given if name.startswith("HF_") and name != "HF_HUB_OFFLINE")
+    before = {name: os.environ.get(name) for name in of_hub if not os.environ.get(name)}
+    if not before:
+        yield
+        return
+    os.environ.update({name: _outside(given[name], mounts) for name in before})
+    # The library reads its variables when it is imported, which it is by now.
+    importlib.reload(constants)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
+        importlib.reload(constants)
+
+
+def _outside(path: str, mounts: Sequence[str]) -> str:
+    for mount in mounts:
+        source, _, target = mount.partition(":")
+        target = target.partition(":")[0]
+        if path.startswith("/") and target and Path(path).is_relative_to(target):
+            return str(source / Path(path).relative_to(target))
+    return path
 
 
 def job_variables() -> dict[str, str]:

@@ -18,7 +18,7 @@ from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import note
 from megasharp.common.files import UMASK, write_for
 from megasharp.config.core import find
-from megasharp.config.hub import cache_mounts, hub_is_off, job_variables
+from megasharp.config.hub import cache_mounts, hub_is_off, job_variables, read_as_a_job
 from megasharp.config.run_config import RunConfig, load_run
 from megasharp.config.slurm import ClusterProfile
 from megasharp.convert.hf_folder import read_config
@@ -85,15 +85,16 @@ def submit_run(asked: Asked, *, dry_run: bool, say: Callable[[str], None]) -> No
     """Submit, or with `dry_run` print the sbatch file. Raises UserError in one line for what cannot fit."""
     asked = replace(asked, file=find(str(asked.file)))
     config = load_run(asked.file, asked.overrides)
-    if asked.suite is None:
-        refuse_early(asked.file, asked.overrides, asked.runs / config.name, _of_nodes(asked), say=note)
-    job = make_job(asked, config)
-    if dry_run:
-        say(render(job).rstrip("\n"))
-        return
-    if not hub_is_off():
-        # Compute nodes never reach for a network.
-        _hub_inputs(asked, config).fetch()
+    with read_as_a_job(asked.options.environment, asked.options.mount):
+        if asked.suite is None:
+            refuse_early(asked.file, asked.overrides, asked.runs / config.name, _of_nodes(asked), say=note)
+        job = make_job(asked, config)
+        if dry_run:
+            say(render(job).rstrip("\n"))
+            return
+        if not hub_is_off():
+            # Compute nodes never reach for a network.
+            _hub_inputs(asked, config).fetch()
     sbatch_program()
     if holds_no_run(job.run) or (job.run / RUN_CONFIG).is_file():
         # sbatch hands the umask on to the job, whose own log Slurm makes.

@@ -15,6 +15,7 @@ from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import Say
 from megasharp.common.files import held, write_for, write_like, write_text
 from megasharp.config.core import dump_tree, find, included, validate
+from megasharp.config.hub import read_as_a_job
 from megasharp.config.run_config import RunConfig, run_of, with_paths_beside
 from megasharp.config.slurm import ClusterProfile, JobOptions, find_profile, load_profile
 from megasharp.reporting.history import read_run
@@ -96,8 +97,11 @@ class Sweep:
             self._submit(dry_run)
 
     def _submit(self, dry_run: bool) -> None:
-        self._prepare(weights=not dry_run)
-        jobs = {number: self._job(cell) for number, cell in enumerate(self._cells) if self._state(cell) == _TO_DO}
+        profile, options = self._options()
+        with read_as_a_job(options.environment, options.mount):
+            self._prepare(weights=not dry_run)
+            to_do = {number: cell for number, cell in enumerate(self._cells) if self._state(cell) == _TO_DO}
+            jobs = {number: self._job(cell, profile, options) for number, cell in to_do.items()}
         if not jobs:
             self._say(f"{self._config.name}: nothing to submit; {len(self._cells)} runs are finished or going on")
             return
@@ -202,16 +206,20 @@ class Sweep:
         ]
         return Task(cell.name, command, self._folder / "logs" / f"{cell.name}.log")
 
-    def _job(self, cell: Cell) -> Job:
+    def _options(self) -> tuple[Path | None, ClusterProfile]:
+        """Return the profile's file, and its options with those of the sweep's file laid over them."""
         slurm = self._config.slurm
         profile = None if slurm.profile is None else find_profile(slurm.profile, self._file.parent)
         given = {name: getattr(slurm, name) for name in slurm.model_fields_set & {*JobOptions.model_fields}}
+        return profile, with_given(ClusterProfile() if profile is None else load_profile(profile), given)
+
+    def _job(self, cell: Cell, profile: Path | None, options: ClusterProfile) -> Job:
         asked = Asked(
             file=self._run_file(cell),
             overrides=[],
             runs=self._folder,
-            options=with_given(ClusterProfile() if profile is None else load_profile(profile), given),
+            options=options,
             profile=profile,
-            nodes=slurm.nodes,
+            nodes=self._config.slurm.nodes,
         )
         return make_job(asked, run_of(cell.tree, self._run_file(cell)))

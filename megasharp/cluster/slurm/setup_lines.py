@@ -1,4 +1,4 @@
-"""The lines of shell that a profile has a job run first: what is no whole line of bash, and how a failure ends the job."""
+"""The lines of shell that a profile has a job run first: they are checked by bash, and end the job where they fail."""
 
 from __future__ import annotations
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from megasharp.cluster.slurm.doctor import examine
 from megasharp.cluster.slurm.doctor.findings import Finding, Patient
 from megasharp.common.errors import UserError
 from megasharp.common.files import write_text
-from megasharp.config.core import dump_yaml
+from megasharp.config.core import dump_tree, dump_yaml
 from megasharp.config.run_config import load_run
 from megasharp.config.slurm import ClusterProfile
 from megasharp.trainer.resolve.resolved_run import check
@@ -78,6 +80,39 @@ def test_a_container_sees_the_cache_only_where_the_run_reads_of_the_hub(cached: 
     assert "HF_" not in file()
     (tmp_path / "inside.yaml").write_text("task: countdown\npath: /only/in/the/image.jsonl\n")
     assert "HF_" not in file(f"eval.suites=[{tmp_path}/inside.yaml]")
+
+
+def test_a_profile_s_home_is_where_submit_looks_and_what_the_job_gets(
+    cached: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "empty"))
+    home = tmp_path / "hf"
+    grid = tmp_path / "grid.yaml"
+    profile = tmp_path / "profile.yaml"
+    grid.write_text(
+        f"name: study\nrun: {QUICKSTART}/run.yaml\nset: {{model: {{path: owner/tiny}}, eval.suites: []}}\n"
+        f"slurm: {{profile: {profile}}}\n"
+    )
+
+    def files(**options: object) -> Iterator[str]:
+        profile.write_text(dump_tree(options))
+        said: list[str] = []
+        asked = Asked(QUICKSTART / "run.yaml", [MODEL], tmp_path, ClusterProfile.model_validate(options))
+        submit_run(asked, dry_run=True, say=said.append)
+        yield from said
+        Sweep(grid, [], tmp_path / "runs", said.append).submit(dry_run=True)
+        assert "--array=" in said[-1]
+
+    for text in files(environment={"HF_HOME": str(home)}):
+        assert f"{{HF_HOME:-{home}}}\n" in text and f"{{HF_HUB_CACHE:-{home}/hub}}\n" in text
+    # The image's name of the folder, which a mount brings there.
+    for text in files(environment={"HF_HOME": "/in"}, mount=[f"{home}:/in"], container="/i.sqsh"):
+        assert "{HF_HOME:-/in}\n" in text and f"{{HF_HUB_CACHE:-{home}/hub}}\n" in text and f",{home}:{home}" in text
+    with pytest.raises(UserError, match="owner/tiny is no folder here, the hub's cache"):
+        [*files()]
+    assert "HF_HOME" not in os.environ
 
 
 def test_a_sweep_s_begun_run_stays_at_its_commit(cached: Path, tmp_path: Path) -> None:
