@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,8 +74,12 @@ _Cell = int | bool | str | list[int] | list[float] | list[bool] | list[dict[str,
 
 
 def write_unfinished(folder: Path, prompts: Sequence[Unfinished]) -> None:
-    """Write them into `folder`; no file where no response has a token. Raises OSError."""
-    if not any(response is not None for prompt in prompts for response in prompt.responses):
+    """Write them into `folder`; no file where no response has a token, or without pyarrow. Raises OSError.
+
+    Without it a run is on-policy, and a save that was asked for amid a step has that step sampled anew.
+    """
+    sampled = any(response is not None for prompt in prompts for response in prompt.responses)
+    if not sampled or find_spec("pyarrow") is None:
         return
     rows = [row for prompt in prompts for row in _rows(prompt)]
     schema = _unfinished_schema().with_metadata(table_stamp("unfinished rollouts"))

@@ -35,6 +35,5 @@ def _imported(name: str) -> Any:
         if error.name is None or error.name.split(".")[0] != "pyarrow":
             raise
         raise UserError(
-            "tables of responses and evaluations are Parquet files, and pyarrow is not installed: pip install pyarrow, "
-            "or train without them (log.rollouts=null eval.suites=[] eval.probe=0)"
+            "tables of responses and evaluations are Parquet files, and pyarrow is not installed: pip install pyarrow"
         ) from None

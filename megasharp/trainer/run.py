@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from megasharp.checkpoint.attempts import AttemptLog
@@ -84,8 +85,7 @@ def _check_and_train(
     began: float | None,
 ) -> None:
     check_placement(resolved)
-    if _keeps_tables(resolved):
-        leave_pandas_out()
+    _check_tables(resolved)
     deterministic = resolved.config.deterministic
     limit_threads(resolved.architecture, deterministic)
     if deterministic:
@@ -109,11 +109,31 @@ def _check_and_train(
         _make_run(resolved, folder, attempt, allowed, say, stack).train()
 
 
-def _keeps_tables(resolved: ResolvedRun) -> bool:
-    """Return whether the run writes Parquet files: responses, evaluations, or a checkpoint's sampled tokens."""
-    config = resolved.config
-    sampled = resolved.memory is not None or config.rollout.max_staleness > 0
-    return sampled or config.log.rollouts is not None or bool(resolved.suites)
+def _check_tables(resolved: ResolvedRun) -> None:
+    """Prepare pyarrow where the run writes Parquet files. Raises UserError where it is not installed."""
+    without = _without_tables(resolved)
+    if not without:
+        return
+    if find_spec("pyarrow") is None:
+        raise UserError(
+            "this run writes Parquet files, and pyarrow is not installed: pip install pyarrow, or train without them "
+            f"({' '.join(without)})"
+        )
+    leave_pandas_out()
+
+
+def _without_tables(resolved: ResolvedRun) -> list[str]:
+    """Return the settings by which the run would write no Parquet files; none where it writes none."""
+    config, memory = resolved.config, resolved.memory
+    writes = {
+        "log.rollouts=null": config.log.rollouts is not None,
+        # The probe is of the first suite.
+        "eval.suites=[]": bool(resolved.suites),
+        # A checkpoint has the tokens that a later step trains on.
+        "rollout.max_staleness=0": config.rollout.max_staleness > 0,
+        "recipe.dlc.memory.replay=0": memory is not None and memory.params.replay > 0,
+    }
+    return [setting for setting, written in writes.items() if written]
 
 
 def _make_run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -79,16 +80,25 @@ main()
 """
 
 
-@pytest.mark.parametrize("tables", [False, True])
-def test_a_run_without_tables_and_pictures_needs_none_of_their_libraries(tmp_path: Path, tables: bool) -> None:
-    """A run that keeps tables says before its first step what it lacks."""
-    options = [*OPTIONS, *([] if tables else ["log.rollouts=null"])]
-    command = [sys.executable, "-c", WITHOUT, "train", QUICKSTART, "--runs", str(tmp_path), *options]
+def test_a_run_without_tables_and_pictures_needs_none_of_their_libraries(tmp_path: Path) -> None:
+    """A run that keeps tables says before its first step what it lacks; with the settings that it names it trains.
+
+    It has a memory network, of which a checkpoint keeps tokens where they are learned again.
+    """
+    memory = [
+        "recipe.methods=[grpo,dlc]",
+        f"recipe.dlc.memory.path={REPOSITORY / 'examples/quickstart/base'}",
+        "recipe.dlc.memory.replay=1",
+    ]
+    command = [sys.executable, "-c", WITHOUT, "train", QUICKSTART, "--runs", str(tmp_path), *OPTIONS, *memory]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    if tables:
-        assert done.returncode == 2 and not any(tmp_path.iterdir())
-        assert "pyarrow is not installed: pip install pyarrow, or train without them" in done.stderr
-    else:
-        assert done.returncode == 0, done.stderr
-        assert (tmp_path / "quickstart" / "summary.json").is_file()
-        assert "no pictures: matplotlib is not installed" in done.stdout
+    assert done.returncode == 2 and not any(tmp_path.iterdir())
+    told = re.search(r"pyarrow is not installed: pip install pyarrow, or train without them \((.*)\)", done.stderr)
+    assert told is not None, done.stderr
+    settings = told[1].split()
+    assert settings == ["log.rollouts=null", "recipe.dlc.memory.replay=0"]
+    done = subprocess.run([*command, *settings], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "quickstart" / "summary.json").is_file()
+    assert list((tmp_path / "quickstart" / "checkpoints").glob("*/memory*"))
+    assert "no pictures: matplotlib is not installed" in done.stdout
