@@ -24,10 +24,7 @@ from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
-import torch
 from limited import REPOSITORY, Check, end_by_exception, ended, tool
-
-from megasharp.learner.layer_spec import transformer_engine_is_there
 
 _OUTPUT_LINES = 12
 # A benchmark's row with a bar, and one whose figure does not meet it (`results.py`).
@@ -64,6 +61,8 @@ def quickstart(runs: Path, device: str, steps: int) -> tuple[str, ...]:
 
 def checks(out: Path, steps: int) -> list[Check]:
     """Everything, the quickest and most basic first."""
+    from megasharp.learner.layer_spec import transformer_engine_is_there
+
     return [
         Check("tests", ("-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/gpu"), 600),
         *(Check(name, quickstart(out, device, steps), 600) for name, device in _QUICKSTARTS.items()),
@@ -89,6 +88,8 @@ def held_on_host() -> tuple[str, ...]:
 
 def less_memory() -> tuple[str, ...]:
     """What a step of 4B needs on this GPU; on a machine without one, what it needs on an H200."""
+    import torch
+
     room = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else _ROOM_FOR_ACTIVATIONS
     if room >= _ROOM_FOR_ACTIVATIONS:
         return "--recompute", "selective"
@@ -149,6 +150,8 @@ def main() -> int:
         from minimal_gpu import main as minimal
 
         return minimal([argument for argument in sys.argv[1:] if argument != "--minimal"])
+    import torch
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     # A run folder is never written over.
     new = REPOSITORY / "runs" / f"check_gpu_{datetime.now():%Y-%m-%d_%H%M%S}"
@@ -175,6 +178,8 @@ def main() -> int:
 
 def told_of(wanted: Sequence[Check], out: Path) -> int:
     """Run them one after another and print how each ended."""
+    import torch
+
     end_by_exception()
     out.mkdir(parents=True, exist_ok=True)
     ends = {check.name: run(check, out) for check in wanted}

@@ -13,6 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+# In the environment of a command that tries its program on a CPU, and measures nothing.
+REHEARSAL = "MEGASHARP_REHEARSAL"
+# The exit code of a command that found nothing here to try, as automake's tests have it.
+NOT_TRIED = 77
 # A machine that was lent has a copy of the repository, and megasharp is not installed there.
 sys.path.insert(0, str(REPOSITORY))
 
@@ -30,8 +34,9 @@ class Check:
 
 
 def ended(check: Check, log: Path, limit_s: float | None = None) -> tuple[str, float]:
-    """Run a check, its output at the end of `log`; return how it ended ("ok" is good) and its seconds.
+    """Run a check, its output at the end of `log`; return how it ended and its seconds.
 
+    "ok" is good, and "not tried" (`NOT_TRIED`) neither good nor bad.
     What it has started ends with it, and with this process, however that ends.
     """
     limit_s = check.limit_s if limit_s is None else min(limit_s, check.limit_s)
@@ -49,7 +54,7 @@ def ended(check: Check, log: Path, limit_s: float | None = None) -> tuple[str, f
         )
         try:
             code = process.wait(limit_s)
-            how = "ok" if code == 0 else f"exit {code}"
+            how = {0: "ok", NOT_TRIED: "not tried"}.get(code, f"exit {code}")
         except subprocess.TimeoutExpired:
             how = f"not done in {limit_s:.4g} s"
         finally:

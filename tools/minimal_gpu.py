@@ -7,10 +7,12 @@
     python tools/check_gpu.py --minimal --rehearse           # the same on a CPU: tiny sizes, no measurement
     python tools/check_gpu.py --minimal --unpack summary.json     # its benchmarks' files into tools/results
 
-It needs a CUDA build of torch, Triton, transformers and the wheels, and no installation of megasharp: Python 3.12,
-torch 2.11 and megatron-core 0.19 are enough. Models are made here with random weights. Everything that is to be kept is
-in two files of `--out`: `summary.json`, written anew after each command, and `log.txt`. A command that fails or meets
-its limit leaves the figures that it has so far. Exit code 1 where one failed, 2 without a GPU.
+It needs Python 3.12, a CUDA build of torch (2.11 is enough), Triton and transformers 5, with what these require, and
+the wheels; no installation of megasharp, and no pyarrow. `--list`, `--wheels` and `--unpack` need the standard library
+alone. Models are made here with random weights. Everything that is to be kept is in two files of `--out`:
+`summary.json`, which has an entry more after each command, and `log.txt`; steps may be given one by one with the same
+`--out`. A command that fails or meets its limit leaves the figures that it has so far. Exit code 1 where one failed, 2
+without a GPU or where a package is missing.
 """
 
 from __future__ import annotations
@@ -25,23 +27,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import carried_wheels
-import torch
-from limited import REPOSITORY, Check, end_by_exception, ended, tool
-from results import REHEARSAL, machine
-
-from megasharp.ops.attention_kernels import KernelName, Site, refusal, software_here
+from limited import NOT_TRIED, REHEARSAL, REPOSITORY, Check, end_by_exception, ended, tool
 
 _OUTPUT_LINES = 12
+_VERSIONS = ("transformers", "nvidia-cudnn-cu13", "nvidia-nccl-cu13")
 # Seconds; with less left a command would be ended before it has anything.
 _LEAST_S = 30.0
 # A rehearsal is to end well on a busy CPU; its seconds say nothing.
 _LIMITS_OF_REHEARSAL = 5
 _SUMMARY, _LOG, _RESULTS = "summary.json", "log.txt", "results"
 _TESTS = re.compile(r"^(\S*tests/gpu/\S+::.+) (PASSED|FAILED|ERROR|SKIPPED)\b", re.MULTILINE)
-_FLASH: tuple[KernelName, ...] = ("fa2", "fa3", "fa4")
+_NO_TIME = "left out: no time"
+_NOT_FAILED = ("ok", "not tried", _NO_TIME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +62,21 @@ def steps(out: Path, rehearsal: bool) -> list[Step]:
     """All steps for this machine, in the order of their value."""
     made = [
         Step("kernels", "tests of the head's and attention's kernels against float64", (
-            _tests("kernels", 420, "test_head.py", "test_attention.py"),
+            _tests("kernels", 300, "test_head.py", "test_attention.py"),
         )),
-        Step("train", "a run with DLC, KL and its own engine; saved, ended, resumed", (_smoke("learner", out, 420),)),
+        Step("train", "a run with DLC, KL and its own engine; saved, ended, resumed", (_smoke("learner", out, 360),)),
+        Step("step", "a training step of 1.7B and 4B, with each attention that is installed", _train_steps(rehearsal)),
         Step("learner", "sync to another process, a learner's steps bit for bit in two processes, its variants", (
             # CUDA's handles have no stand-in; `sync-speed` sends weights on a CPU too.
-            *(() if rehearsal else (_tests("sync", 120, "test_sync.py"),)),
-            _tests("determinism", 240, "test_determinism.py"),
-            _tests("learner", 240, "test_learner.py"),
+            *(() if rehearsal else (_tests("sync", 90, "test_sync.py"),)),
+            _tests("determinism", 180, "test_determinism.py"),
+            _tests("learner", 210, "test_learner.py"),
         )),
-        Step("step", "a training step of 1.7B and 4B, with each attention that is installed", _train_steps(rehearsal)),
         Step("head", "the head beside other libraries, then its tiles", (
-            Check("head", tool("bench_head"), 240),
+            Check("head", tool("bench_head"), 180),
             # Without CUDA there are no tiles.
-            *(() if rehearsal else (Check("head-tuning", tool("bench_head", "--tune", "--repeats", "10"), 240),)),
-            Check("sync-speed", tool("bench_sync", "--model", *_model("qwen3-1.7b", rehearsal)), 120),
+            *(() if rehearsal else (Check("head-tuning", tool("bench_head", "--tune", "--repeats", "10"), 180),)),
+            Check("sync-speed", tool("bench_sync", "--model", *_model("qwen3-1.7b", rehearsal)), 90),
         )),
         Step("step-8b", "a training step of 8B, its optimizer's state in the host's memory (98 GB)", (
             _step("step-8b", "qwen3-8b", rehearsal, 600, "--optimizer-offload", "--recompute", "full"),
@@ -121,16 +121,29 @@ def _train_steps(rehearsal: bool) -> tuple[Check, ...]:
 
 def _attention(name: str) -> tuple[str, ...]:
     # On a CPU there is one kind, and no choice.
-    return ("--attention", name) if torch.cuda.is_available() else ()
+    return ("--attention", name) if has_gpu() else ()
 
 
-def kernels_here() -> list[KernelName]:
+def has_gpu() -> bool:
+    """Return whether there is a torch here that finds a GPU."""
+    if carried_wheels.version_here("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def kernels_here() -> list[str]:
     """The attention kernels that are installed and serve this card; FA2, which is torch's own, without one."""
-    if not torch.cuda.is_available():
+    if not has_gpu():
         return ["fa2"]
+    import torch
+
+    from megasharp.ops.attention_kernels import FlashName, Site, refusal, software_here
+
     site = Site(gpu=True, dtype="bfloat16", head_dims=(128,), capability=torch.cuda.get_device_capability())
     software = software_here()
-    return [name for name in _FLASH if not refusal(name, site, software)]
+    return [name for name in get_args(FlashName) if not refusal(name, site, software)]
 
 
 def _rehearsed(step: Step) -> Step:
@@ -142,24 +155,33 @@ def _rehearsed(step: Step) -> Step:
 
 
 class Summary:
-    """`summary.json`: where and with what it ran, then each command's end, tests and benchmarks."""
+    """`summary.json`: an entry for each command that ran in this folder, the latest last.
+
+    It says where, when and with what it ran, how it ended, its tests and its benchmarks.
+    """
 
     def __init__(self, out: Path, rehearsal: bool) -> None:
-        self._out = out
-        where = machine(("transformers", "nvidia-cudnn-cu13", "nvidia-nccl-cu13"))
-        self.tree: dict[str, Any] = {**asdict(where), "rehearsal": rehearsal, "checks": {}}
+        self._out, self._rehearsal = out, rehearsal
+        file = out / _SUMMARY
+        self.entries: list[dict[str, Any]] = json.loads(file.read_text())["checks"] if file.is_file() else []
         self._seen: dict[Path, int] = {}
-        self._write()
+        # Those of earlier commands are theirs.
+        list(self._new())
 
     def add(self, step: str, check: str, how: str, seconds: float, output: str) -> None:
-        """Add a command that has ended; what it left in `results` belongs to it."""
-        entry: dict[str, Any] = {"step": step, "ended": how, "seconds": round(seconds, 1)}
+        """Add a command that has ended; what it has left in `results` since the one before belongs to it."""
+        from results import machine
+
+        where = {**asdict(machine(_VERSIONS)), "rehearsal": self._rehearsal}
+        entry: dict[str, Any] = {"step": step, "check": check, **where, "ended": how, "seconds": round(seconds, 1)}
+        if how == "not tried":
+            entry["why"] = next((line for line in reversed(output.splitlines()) if line.strip()), "")
         tests = _TESTS.findall(output)
         if tests:
             entry["tests"] = {kind.lower(): sum(each == kind for _, each in tests) for kind in ("PASSED", "SKIPPED")}
             entry["tests"]["failed"] = [name for name, kind in tests if kind in ("FAILED", "ERROR")]
         entry["benchmarks"] = [json.loads(path.read_text()) for path in self._new()]
-        self.tree["checks"][check] = entry
+        self.entries.append(entry)
         self._write()
 
     def _new(self) -> Iterator[Path]:
@@ -171,7 +193,7 @@ class Summary:
 
     def _write(self) -> None:
         path = self._out / _SUMMARY
-        path.with_suffix(".new").write_text(json.dumps(self.tree, indent=1) + "\n")
+        path.with_suffix(".new").write_text(json.dumps({"checks": self.entries}, indent=1) + "\n")
         path.with_suffix(".new").replace(path)
 
 
@@ -182,11 +204,12 @@ def run(wanted: Sequence[Step], out: Path, rehearsal: bool, minutes: float | Non
     os.environ["BENCH_RESULTS"] = str(out / _RESULTS)
     deadline = time.monotonic() + (minutes * 60 if minutes is not None else float("inf"))
     summary, log = Summary(out, rehearsal), out / _LOG
+    earlier = len(summary.entries)
     for step in wanted:
         for check in step.checks:
             left = deadline - time.monotonic()
             if left < _LEAST_S:
-                summary.add(step.name, check.name, "left out: no time", 0.0, "")
+                summary.add(step.name, check.name, _NO_TIME, 0.0, "")
                 continue
             begin = log.stat().st_size if log.is_file() else 0
             how, seconds = ended(check, log, left)
@@ -194,23 +217,26 @@ def run(wanted: Sequence[Step], out: Path, rehearsal: bool, minutes: float | Non
             summary.add(step.name, check.name, how, seconds, output)
             print(f"--- {step.name}, {check.name}: {how}, {seconds:.0f} s", flush=True)
             print("\n".join(output.splitlines()[-_OUTPUT_LINES:]), flush=True)
-    print("\n".join(lines(summary.tree)))
+    print("\n".join(lines(summary.entries)))
     print(f"{out / _SUMMARY} and {out / _LOG} have all of it")
-    return int(any(entry["ended"] not in ("ok", "left out: no time") for entry in summary.tree["checks"].values()))
+    return int(any(entry["ended"] not in _NOT_FAILED for entry in summary.entries[earlier:]))
 
 
-def lines(tree: dict[str, Any]) -> Iterator[str]:
-    """A line for each command, with its tests and the first figures of its benchmarks."""
-    yield ""
-    if tree["rehearsal"]:
-        yield "REHEARSAL: no figure below is a measurement"
-    yield f"{tree['device']}, " + ", ".join(f"{name} {version}" for name, version in tree["versions"].items())
-    for name, entry in tree["checks"].items():
-        yield f"{name:<16} {entry['seconds']:7.1f} s  {entry['ended']}{_told(entry)}"
+def lines(entries: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """A line for each command, with its tests and the first figures of its benchmarks, under where they ran."""
+    place = None
+    for entry in entries:
+        versions = ", ".join(f"{name} {version}" for name, version in entry["versions"].items())
+        if place != (place := (entry["rehearsal"], entry["device"], entry["commit"], versions)):
+            yield ""
+            if entry["rehearsal"]:
+                yield "REHEARSAL: no figure below is a measurement"
+            yield f"{entry['device']}, commit {entry['commit']}, {versions}"
+        yield f"{entry['check']:<16} {entry['seconds']:7.1f} s  {entry['ended']}{_told(entry)}"
 
 
 def _told(entry: dict[str, Any]) -> str:
-    said = ""
+    said = f": {entry['why']}" if "why" in entry else ""
     if "tests" in entry:
         tests = entry["tests"]
         said += f"; {tests['passed']} passed, {len(tests['failed'])} failed, {tests['skipped']} skipped"
@@ -225,21 +251,19 @@ def _told(entry: dict[str, Any]) -> str:
 
 
 def smoke(part: str, out: Path) -> int:
-    """One part of `megasharp doctor --gpu-smoke`, in a folder of this call."""
+    """One part of `megasharp doctor --gpu-smoke`, in a folder of this call; `NOT_TRIED` where it is not installed."""
     from megasharp.trainer.gpu_smoke import smoke as run_smoke
 
     folder = out.absolute() / f"runs_{datetime.now():%H%M%S}"
-    bad = 0
-    for outcome in run_smoke(folder, "cpu" if REHEARSAL in os.environ else "cuda", (part,)):
-        print(f"{outcome.part}: {outcome.how}: {outcome.text}")
-        bad += outcome.how == "FAIL"
-    return int(bad > 0)
+    (outcome,) = run_smoke(folder, "cpu" if REHEARSAL in os.environ else "cuda", (part,))
+    print(f"{outcome.part}: {outcome.how}: {outcome.text}")
+    return {"ok": 0, "note": NOT_TRIED, "FAIL": 1}[outcome.how]
 
 
 def unpack(summary: Path) -> int:
     """Write the benchmarks' files of a summary to tools/results, as they would be had they run here."""
     folder = REPOSITORY / "tools" / _RESULTS
-    for entry in json.loads(summary.read_text())["checks"].values():
+    for entry in json.loads(summary.read_text())["checks"]:
         for record in entry["benchmarks"]:
             if record["rehearsal"] or not record["complete"]:
                 print(f"left out, a rehearsal or incomplete: {record['benchmark']}")
@@ -279,22 +303,31 @@ def main(given: Sequence[str] | None = None) -> int:
     if unknown:
         print(f"check_gpu: no step is called {' '.join(unknown)}: see --minimal --list", file=sys.stderr)
         return 2
-    if not arguments.rehearse and not torch.cuda.is_available():
+    wanted = [step for step in known if not arguments.steps or step.name in arguments.steps]
+    lacking = carried_wheels.missing([step.name for step in wanted])
+    if lacking:
+        print(
+            f"check_gpu: this Python ({sys.executable}) lacks {', '.join(lacking)}: --minimal --wheels DIR collects "
+            f"wheels of all but {', '.join(carried_wheels.THERE)}",
+            file=sys.stderr,
+        )
+        return 2
+    if not arguments.rehearse and not has_gpu():
         print("check_gpu: torch finds no GPU on this machine; --rehearse tries the steps on its CPU", file=sys.stderr)
         return 2
-    wanted = [step for step in known if not arguments.steps or step.name in arguments.steps]
     return run(wanted, arguments.out.absolute(), arguments.rehearse, arguments.minutes)
 
 
 def listed(known: Sequence[Step]) -> Iterator[str]:
-    """The steps in their order, each with its limit, its commands and its wheels."""
+    """The steps in their order, each with its limit, those so far added up, its commands and its wheels."""
+    over_s = 0.0
     for step in known:
-        yield f"{step.name:<8} at most {step.limit_s:4.0f} s  {step.about}"
+        over_s += step.limit_s
+        yield f"{step.name:<8} at most {step.limit_s:4.0f} s, over after {over_s / 60:4.1f} min  {step.about}"
         yield f"         {', '.join(f'{check.name} {check.limit_s:.0f} s' for check in step.checks)}"
         yield f"         {carried_wheels.described((step.name,))}"
     yield f"all wheels: {carried_wheels.described(carried_wheels.ALL)}"
-    lacking = [w.name for w in carried_wheels.WHEELS if w.there is None]
-    yield f"not in this Python: {', '.join(lacking) or 'none of them is missing'}"
+    yield from carried_wheels.compared()
 
 
 if __name__ == "__main__":

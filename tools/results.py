@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from limited import REHEARSAL
 
 from megasharp import __version__
 from megasharp.cluster.slurm.gpus import opened
@@ -41,7 +42,6 @@ from megasharp.common.errors import UserError
 FOLDER = Path(os.environ.get("BENCH_RESULTS", Path(__file__).resolve().parent / "results"))
 PACKAGES = ("torch", "triton", "megatron-core", "transformer-engine", "numpy")
 NOT_MEASURED = "not measured"
-REHEARSAL = "MEGASHARP_REHEARSAL"
 
 Setting = str | int | float | bool | None
 
