@@ -123,6 +123,7 @@ def _patient_of_run(file: Path, overrides: Sequence[str], runs: Path, constraint
         engines=_engines_of_run(config, str(file)),
         memory=_memory_of_run(config, gpus, plan),
         place=place,
+        run_nodes=config.cluster.nodes,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from megasharp.cluster.slurm.doctor.findings import Engines, Finding
@@ -23,7 +23,7 @@ _LIMIT_S = 300.0
 _ERROR = "error: "
 # Runs in the engines' Python. Libraries with kernels are imported, because one for another CUDA shows only then.
 _CARD = """
-import importlib, importlib.metadata, json, sys
+import importlib, importlib.metadata, json, os, shutil, sys
 from megasharp.common.errors import UserError
 from megasharp.rollout.sglang.engine.check import check_build, check_installed
 device = sys.argv[1]
@@ -39,19 +39,27 @@ if device == "cuda":
     files = importlib.metadata.files("sglang-kernel") or ()
     for name in sorted({file.parts[0] for file in files if file.name == "__init__.py" and len(file.parts) == 2}):
         importlib.import_module(name)
+    # In the order in which SGLang and tvm-ffi look.
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    places = {"ninja": ["ninja"], "nvcc": [home + "/bin/nvcc"] if home else ["nvcc", "/usr/local/cuda/bin/nvcc"]}
+    card["lacks"] = [name for name, paths in places.items() if not any(map(shutil.which, paths))]
 print(json.dumps({**card, "gpus": torch.cuda.device_count()}))
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The engines' Python in its own words. `cuda`: of its torch, None for CPUs alone; `nccl` is known on GPUs."""
+    """The engines' Python in its own words. `cuda`: of its torch, None for CPUs alone; `nccl` is known on GPUs.
+
+    `lacks` are programs that engines on GPUs compile kernels with and that are not found.
+    """
 
     sglang: str
     torch: str
     cuda: str | None
     gpus: int
     nccl: str | None = None
+    lacks: Sequence[str] = ()
 
 
 def check_engines_python(engines: Engines, node: Node | str, gpus: int) -> Iterator[Finding | Card]:
@@ -118,4 +126,8 @@ def usable(engines: Engines, card: Card, gpus: int) -> Finding:
     if engines.settings.device == "cuda" and card.gpus < gpus:
         remedy = "set CUDA_VISIBLE_DEVICES right, or build it anew for this driver"
         return Finding("FAIL", "engines' Python", f"{text}, which finds {card.gpus} of {gpus} GPU(s); {remedy}")
+    if card.lacks:
+        how = {"ninja": "install it beside this Python", "nvcc": "load CUDA's module, or set CUDA_HOME"}
+        remedy = ", ".join(f"{name} ({how[name]})" for name in card.lacks)
+        return Finding("warn", "engines' Python", f"{text}; SGLang compiles kernels when it starts and lacks {remedy}")
     return Finding("ok", "engines' Python", text)

@@ -96,7 +96,7 @@ def _nccl(patient: Patient, card: Card | None) -> Iterator[Finding]:
     """Yield what is to be said of NCCL's variables and versions, on GPUs."""
     if not patient.gpus_per_node:
         return
-    nodes, hcas = max(len(patient.place.nodes), 1), adapters()
+    nodes, hcas = patient.nodes, adapters()
     ranks = chosen_variables(os.environ)
     yield from nccl_values(ranks, nodes, len(hcas))
     wrong = nccl_interfaces(ranks, [one.name for one in ray_node.interfaces()], nodes)

@@ -68,7 +68,7 @@ class Patient:
 
     `folders` must be seen, and `inputs` says what was found of the hub's models and data; checkpoints of `checkpoint`
     bytes go to `run`, and `whole` bytes are there at its end. `limits` are the time limits that the run would meet by
-    its plan, in words.
+    its plan, in words. The run asks for `run_nodes` nodes.
     """
 
     gpus_per_node: int = 0
@@ -84,6 +84,12 @@ class Patient:
     engines: Engines | None = None
     memory: Memory = Memory()
     place: Place = Place()
+    run_nodes: int = 1
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes between which data is to go: the run's, or those of this job."""
+        return max(self.run_nodes, len(self.place.nodes))
 
 
 def size_text(count: float) -> str:

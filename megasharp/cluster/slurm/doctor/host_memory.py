@@ -26,9 +26,8 @@ def check_memory(patient: Patient) -> Iterator[Finding]:
     """Yield the findings of this node's memory."""
     text = _OWN_CGROUP.read_text(encoding="ascii") if _OWN_CGROUP.is_file() else ""
     yield host_memory(cgroup_limit(text, _CGROUPS), psutil.virtual_memory().total, patient.memory)
-    nodes = max(len(patient.place.nodes), 1)
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    yield locked_memory(None if soft == resource.RLIM_INFINITY else soft, len(adapters()), nodes)
+    yield locked_memory(None if soft == resource.RLIM_INFINITY else soft, len(adapters()), patient.nodes)
     try:
         room = shutil.disk_usage(SHARED_MEMORY)
     except OSError:

@@ -336,6 +336,8 @@ def environment(
     kept |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
     # A folder called megasharp, or a json.py, where the user happens to be is none of an engine's modules.
     kept["PYTHONSAFEPATH"] = "1"
+    # SGLang compiles kernels by the `ninja` of its own environment, which nobody needs to have activated.
+    kept["PATH"] = os.pathsep.join((str(settings.python.absolute().parent), kept.get("PATH", os.defpath)))
     # Compiled kernels are kept between runs, so they must not be in an engine's temporary folder.
     kept.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")))
     kept |= settings.variables

@@ -181,6 +181,8 @@ def test_an_engines_python_that_lacks_something_says_how_it_is_built() -> None:
     there = Card("0.5.21", "2.11.0+cu130", "13.0", 7)
     assert failed(engines.usable(asked, there, 8), "finds 7 of 8 GPU(s)", "CUDA_VISIBLE_DEVICES")
     assert engines.usable(asked, replace(there, gpus=8), 8).level == "ok"
+    without = replace(there, gpus=8, lacks=["ninja", "nvcc"])
+    assert warned(engines.usable(asked, without, 8), "lacks ninja (install it", "nvcc (load CUDA's module")
 
 
 def test_the_memory_of_a_job_holds_what_the_plan_offloads() -> None:
@@ -219,6 +221,7 @@ def test_the_least_limit_of_a_cgroup_and_those_above_counts(
 def test_infiniband_needs_locked_memory() -> None:
     assert failed(host_memory.locked_memory(8 << 20, 8, 2), "8.4 MB", "ibv_reg_mr", "LimitMEMLOCK=infinity")
     assert warned(host_memory.locked_memory(64 << 30, 8, 2), "ulimit -l unlimited")
+    assert "enough without" in host_memory.locked_memory(8 << 20, 8, 1).text
     assert host_memory.locked_memory(8 << 20, 0, 2).level == host_memory.locked_memory(None, 8, 2).level == "ok"
 
 

@@ -151,6 +151,8 @@ def test_environment(tmp_path: Path) -> None:
     assert {"http_proxy", "HTTPS_PROXY", "PYTHONPATH"}.isdisjoint(on_cpu)
     assert (on_cpu["HOME"], on_cpu["OMP_NUM_THREADS"], on_cpu["HF_HUB_OFFLINE"]) == ("/home/me", "1", "1")
     assert on_cpu["GLOO_SOCKET_IFNAME"] == "lo"
+    engines_own = replace(settings(tmp_path), python=Path("/e/bin/python"))
+    assert environment(engines_own, 0, {"PATH": "/t/bin:/bin"})["PATH"] == "/e/bin:/t/bin:/bin"
     assert "GLOO_SOCKET_IFNAME" not in environment(settings(tmp_path), 0, inherited, "10.0.0.7")
     on_gpu = replace(settings(tmp_path), device="cuda", gpus=(("0", "1"), ("2", "3")))
     assert environment(on_gpu, 1, inherited)["CUDA_VISIBLE_DEVICES"] == "2,3"
