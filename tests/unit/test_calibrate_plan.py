@@ -39,7 +39,8 @@ def test_the_page_says_what_held_out_rows_say(tool: ModuleType) -> None:
     assert "\n".join(tool.markdown(fit, held_out, [run for run in runs if run.outside])).strip() in page
     observed = tool.observe(held_out, Rates())
     for label, rows, parts in (
-        ("steps of RL runs", observed, ["step"]),
+        ("all published numbers", observed, ["step", "update", "annotate", "rollout", "sync", "driver"]),
+        ("of them steps of RL runs", observed, ["step"]),
         ("their parts", observed, ["update", "annotate", "rollout"]),
         ("hand-over of weights", observed, ["sync", "driver"]),
         ("steps of each model's RL runs", tool.without_each_model(runs), ["step"]),

@@ -19,7 +19,7 @@ from megasharp.common.errors import RunFailed, UserError
 from megasharp.common.records import ParallelLayout
 from megasharp.config.run_config import load_run
 from megasharp.convert.hf_folder import read_config
-from megasharp.planner.records import Rates, Request, range_text
+from megasharp.planner.records import GPUS, Rates, Request, range_text
 from megasharp.planner.suggest import make_plan, suggest
 from megasharp.planner.text import plan_text, plan_tree, suggestions_text
 from megasharp.trainer.plan import ModelCheck, Options, ask
@@ -61,7 +61,7 @@ def test_the_command_checks_the_real_model_and_prints_json(tmp_path: Path) -> No
         "gpus_per_node": 8,
         "gpus_in_use": 32,
         "gpu": "h100",
-        "gpu_memory_bytes": 80_000_000_000,
+        "gpu_memory_bytes": 84_943_715_696,
     }
     assert tree["assumed"] == {
         "mfu_share": 0.3,
@@ -170,7 +170,7 @@ def test_what_the_cache_holds_follows_from_what_is_printed(tmp_path: Path, respo
     size = batch["prompt_mean_tokens"] + written
     assert batch["response_in_progress_mean_tokens"] == pytest.approx(size, rel=1e-4)
     assert f"(on average {size:,.0f} tokens, prompt and what is written)" in text
-    assert f"{int(1_256_087 / size)} responses in progress" in text
+    assert f"{int(1_353_383 / size)} responses in progress" in text
     of_spread = {None: "4096 on average (evenly spread up to 8192)", 8192: "8192 on average (all of 8192)"}
     tail = "3000 on average (<= 8192; a share (n / 8192)^(1 / 1.731) of them has at most n tokens)"
     assert f"responses of {of_spread.get(response, tail)} are assumed" in text
@@ -234,4 +234,5 @@ def test_a_suggestions_json_sets_its_keys_and_has_its_seconds(tmp_path: Path) ->
     (first, *_) = json.loads(json.dumps(plan_tree(request, make_plan(request), (), found)))["suggestions"]
     assert first["step_seconds"] == found[0].plan.step_seconds
     assert first["keys"]["policy.offload"] == ["weights", "gradients", "optimizer"]
-    assert f"{(141e9 - first['fullest_bytes']) / 1e9:.0f} GB of each GPU to spare" in first["reasons"][2]
+    spare = GPUS["h200"].memory - first["fullest_bytes"]
+    assert f"{spare / 1e9:.0f} GB of each GPU to spare" in first["reasons"][2]

@@ -134,7 +134,7 @@ def test_options_that_mean_nothing_without_another_are_refused(asked: dict[str, 
         (CASP, [], {"nodes": 2}, "cluster.nodes=4 x cluster.gpus_per_node=8 is more than the 2 node.s. of --nodes"),
         (CASP, [], {"nodes": 6}, "so 2 of the 6 nodes of --nodes would idle"),
         (CASP, ["policy.dp=8"], {}, "cluster.nodes = 4 x cluster.gpus_per_node = 8 cannot hold"),
-        (CASP, ["policy.offload=[]"], {}, "GB of 141 GB do not fit"),
+        (CASP, ["policy.offload=[]"], {}, "GB of 150 GB do not fit"),
         (
             CASP,
             [],
