@@ -16,6 +16,7 @@ _INFINIBAND = Path("/sys/class/infiniband")
 _NVML = "libnvidia-ml.so.1"
 # From this compute capability on (Blackwell) kernels begin in the order in which they were launched by themselves.
 _ORDERED_FROM = 10
+_ORDERS_BY_QUEUE = (9, 0)
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 CUMEM, NVLS = "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE"
 # Flags of SGLang that set these variables in its processes, whatever was set before.
@@ -115,8 +116,11 @@ def in_order(split: bool, capability: tuple[int, int] | None, environment: Mappi
 
 
 def out_of_order(split: bool, capability: tuple[int, int] | None, environment: Mapping[str, str]) -> str | None:
-    """Return the user's number of queues where it costs overlap of communication; None where it does not."""
-    chosen = in_order(split, capability, environment).get(QUEUES, "1")
+    """Return the user's number of queues where it costs overlap of communication; None where it does not.
+
+    Without a GPU here (`capability` None) it is taken for one where it would.
+    """
+    chosen = in_order(split, capability or _ORDERS_BY_QUEUE, environment).get(QUEUES, "1")
     return None if chosen == "1" else chosen
 
 

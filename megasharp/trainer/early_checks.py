@@ -22,11 +22,8 @@ from megasharp.convert.model_folder import model_folder
 from megasharp.evals.suites import load_suite, suite_source
 from megasharp.metrics.trackers.watch import check_installed
 from megasharp.reporting.history import read_run
-from megasharp.rollout.sglang.client.health import check_installed_engines
-from megasharp.rollout.sglang.client.launch import FleetSettings
 from megasharp.trainer.hub_inputs import sets_read
-from megasharp.trainer.resolve.devices import device_of
-from megasharp.trainer.resolve.engine_python import engine_python
+from megasharp.trainer.resolve.engine_python import check_packages, engine_python, starts_engines
 from megasharp.trainer.resolve.models import check_named, open_model, source_problems
 from megasharp.trainer.resolve.prompt_format import asking_of
 from megasharp.trainer.resolve.recipes import build_recipes, resolved_config
@@ -109,17 +106,16 @@ def _check_files(config: RunConfig, suites: Sequence[str], where: str, nodes: No
     for name in suites:
         if _is_local(*suite_source(name), nodes):
             load_suite(name, asking=asking_of(config))
-    if config.rollout.engine == "sglang" and config.rollout.engines:
+    if starts_engines(config):
         _check_engines_python(config, nodes)
 
 
 def _check_engines_python(config: RunConfig, nodes: Nodes) -> None:
-    """Refuse an engines' Python that is missing or has another SGLang, where the nodes have this machine's."""
+    """Refuse an engines' Python that is missing or lacks what engines need, where the nodes have this machine's."""
     if nodes.other_engines and config.rollout.python is None:
         return
-    python = engine_python(config).path
-    if nodes.sees(python):
-        check_installed_engines(FleetSettings(python, Path(), Path(), device=device_of(config)))
+    if nodes.sees(engine_python(config).path):
+        check_packages(config)
 
 
 def _is_local(source: DataSource, place: Path | None, nodes: Nodes) -> bool:

@@ -54,6 +54,7 @@ from megasharp.trainer.resolve.engine_settings import check_engine_keys, choose_
 from megasharp.trainer.resolve.models import memory_path
 from megasharp.trainer.resolve.recipes import build_recipes, correction_notes
 from megasharp.trainer.resolve.resolved_run import check_precision_keys
+from megasharp.trainer.resolve.summary import environment_notes
 
 if TYPE_CHECKING:
     from megasharp.common.records import ParallelLayout
@@ -401,7 +402,8 @@ def limits_that_bite(config: RunConfig, where: str) -> list[str]:
 def described_without(config: RunConfig, where: str, absent: UserError) -> list[str]:
     """Describe a run whose model or data are not at hand, as far as config.json tells, a line each.
 
-    Raises UserError for what `ask` refuses, such as a model of which nothing is known here.
+    Raises UserError for what `ask` refuses, such as a model of which nothing is known here, and for an engines' Python
+    whose packages do not serve.
     """
     asked = ask(config, where, Options())
     architecture, split = asked.request.policy.architecture, asked.request.split
@@ -409,10 +411,22 @@ def described_without(config: RunConfig, where: str, absent: UserError) -> list[
         f"model      {architecture.family}, {architecture.parameter_count():,} parameters",
         f"policy     dp {split.dp} x tp {split.tp} x pp {split.pp} x cp {split.cp}",
         *engine_python.described(config),
-        *(f"note       {note}" for note in asked.notes),
+        *(f"note       {note}" for note in (*asked.notes, *environment_notes(config, asked.request.layout))),
         *(f"limit      {text}" for text in limits_that_bite(config, where)),
-        f"not checked: weights, tokenizer, prompts and suites, for {absent}",
+        f"not checked: {_unchecked(config)}, for {absent}",
     ]
+
+
+def _unchecked(config: RunConfig) -> str:
+    """Check the engines' Python, which needs no model, and name what is left."""
+    if not engine_python.starts_engines(config):
+        return "weights, tokenizer, prompts and suites"
+    python = engine_python.engine_python(config)
+    if not (python.found and python.path.is_file()):
+        # It may be only the nodes', or their image's.
+        return "weights, tokenizer, prompts, suites, and the engines' packages and flags (their Python is not here)"
+    engine_python.check_packages(config)
+    return "weights, tokenizer, prompts, suites and the engines' flags"
 
 
 def formula_counts(asked: Asked) -> list[list[int]]:

@@ -144,6 +144,7 @@ def test_actors_of_any_ray_choose_the_adapters_of_their_own_node(
         (True, BLACKWELL, {}, {}, None),
         (True, BLACKWELL, {QUEUES: "32"}, {}, None),
         (True, None, {}, {}, None),
+        (True, None, {QUEUES: "8"}, {}, "8"),
     ],
 )
 def test_one_queue_where_collectives_hide_behind_products(
@@ -241,12 +242,15 @@ def test_values_that_cost_or_do_not_count_are_said(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(CUMEM, "0")
     monkeypatch.setenv(QUEUES, "8")
     tree = apply_overrides(parse_yaml(MINIMAL, "minimal"), [GPUS, APART, "rollout.sglang.enable_symm_mem=true"])
-    run: Any = SimpleNamespace(config=validate(RunConfig, tree, "minimal"), layout=ParallelLayout(tp=2))
-    slow, ignored = summary.environment_notes(run)
+    run = (validate(RunConfig, tree, "minimal"), ParallelLayout(tp=2))
+    slow, ignored = summary.environment_notes(*run)
     assert slow.startswith("CUDA_DEVICE_MAX_CONNECTIONS=8 is kept, but on this GPU") and slow.endswith("unset it")
+    monkeypatch.setattr(summary, "compute_capability", lambda: None)
+    on_a_login_node, _ = summary.environment_notes(*run)
+    assert on_a_login_node == slow.replace("this GPU", "Hopper and older (no GPU is here to ask)")
     assert ignored.startswith(
         "NCCL_CUMEM_ENABLE=0 of the environment does not count: rollout.sglang.enable_symm_mem sets the other value"
     )
     for name in (QUEUES, CUMEM):
         monkeypatch.delenv(name)
-    assert summary.environment_notes(run) == []
+    assert summary.environment_notes(*run) == []

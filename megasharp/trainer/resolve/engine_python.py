@@ -10,6 +10,8 @@ from pathlib import Path
 from megasharp.common.errors import UserError
 from megasharp.config.core import find
 from megasharp.config.run_config import RunConfig
+from megasharp.rollout.sglang.client.health import check_installed_engines
+from megasharp.rollout.sglang.client.launch import FleetSettings
 from megasharp.trainer.resolve.devices import device_of
 
 # Set by an image whose engines have an environment of their own.
@@ -20,10 +22,11 @@ _ENVIRONMENTS = {"cuda": (".venv-engines", ".venv-fleet"), "cpu": (".venv-fleet"
 
 @dataclass(frozen=True, slots=True)
 class EnginePython:
-    """A Python interpreter, and in words what chose it."""
+    """A Python interpreter, and in words what chose it; `found` is False for the trainer's own."""
 
     path: Path
     reason: str
+    found: bool = True
 
 
 def engine_python(config: RunConfig) -> EnginePython:
@@ -44,12 +47,25 @@ def engine_python(config: RunConfig) -> EnginePython:
             python = folder / name / "bin" / "python"
             if python.is_file():
                 return EnginePython(python, f"{name} in {folder}")
-    return EnginePython(Path(sys.executable), "the trainer's own, as no other was found")
+    return EnginePython(Path(sys.executable), "the trainer's own, as no other was found", found=False)
+
+
+def starts_engines(config: RunConfig) -> bool:
+    """Return True where the run starts SGLang engines."""
+    return config.rollout.engine == "sglang" and config.rollout.engines > 0
+
+
+def check_packages(config: RunConfig) -> None:
+    """Raises UserError where the engines' Python is missing, or its packages do not serve the run's device.
+
+    No model is needed, and no GPU.
+    """
+    check_installed_engines(FleetSettings(engine_python(config).path, Path(), Path(), device=device_of(config)))
 
 
 def described(config: RunConfig) -> list[str]:
     """Return a line for the Python of the engines that the run starts and why it is that one; none without engines."""
-    if config.rollout.engine == "inprocess" or not config.rollout.engines:
+    if not starts_engines(config):
         return []
     python = engine_python(config)
     return [f"           engines run in {python.path} ({python.reason})"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from statistics import median
 
-from megasharp.common.group_environment import OVERRULING, compute_capability, out_of_order, overruled
+from megasharp.common.group_environment import OVERRULING, QUEUES, compute_capability, out_of_order, overruled
+from megasharp.common.records import ParallelLayout
+from megasharp.config.run_config import RunConfig
 from megasharp.convert.lora import trained_parameters
 from megasharp.planner.memory import run_text, runs_of_layers
 from megasharp.trainer.resolve import engine_python
@@ -149,19 +151,21 @@ def _notes(resolved: ResolvedRun) -> list[str]:
         *(f"note       recipe.{name} is set, but no method of the recipe reads it" for name in tables),
         *(f"note       recipe.schedule: the run ends before what follows step {until}" for until in beyond),
         *(f"note       data.stages: the run ends before what follows step {until}" for until in longer),
-        *(f"note       {text}" for text in environment_notes(resolved)),
+        *(f"note       {text}" for text in environment_notes(resolved.config, resolved.layout)),
     ]
 
 
-def environment_notes(resolved: ResolvedRun) -> list[str]:
+def environment_notes(config: RunConfig, layout: ParallelLayout) -> list[str]:
     """Return notes on variables of the user's environment that cost speed, or that another key overrules."""
-    config, notes = resolved.config, []
+    notes = []
     if device_of(config) == "cuda":
-        queues = out_of_order(resolved.layout.splits_tensors, compute_capability(), os.environ)
+        capability = compute_capability()
+        queues = out_of_order(layout.splits_tensors, capability, os.environ)
         if queues is not None:
+            where = "this GPU" if capability else "Hopper and older (no GPU is here to ask)"
             notes.append(
-                f"CUDA_DEVICE_MAX_CONNECTIONS={queues} is kept, but on this GPU tensor- and context-parallel "
-                "collectives are hidden behind products only with 1; unset it"
+                f"{QUEUES}={queues} is kept, but on {where} tensor- and context-parallel collectives are hidden behind "
+                "products only with 1; unset it"
             )
     if group_variables(config):
         flags = config.rollout.sglang

@@ -197,13 +197,41 @@ def test_engines_read_no_weights_of_a_model_that_they_cannot_read(megatron: Path
         assert (settings.model / "config.json").is_file() and settings.model == policy.description
 
 
+OF_TWO_GPUS = ("policy.device=cuda", "policy.tp=2", "rollout.engine=sglang")
+
+
+def stand_in_python(folder: Path, said: str = "") -> str:
+    """A shell script that answers as the engines' Python does when it is asked for its packages."""
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\necho "{said}" >&2\nexit {2 if said else 0}\n')
+    python.chmod(0o755)
+    return f"rollout.python={python}"
+
+
 def test_a_preset_is_described_where_its_model_is_not_at_hand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Offline and with an empty cache: sizes are those of configs/model, and a line says what was not checked."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    done = CliRunner().invoke(app, ["train", "algo/paper/ds_math_qwen3-1.7b.yaml", "--dry-run"])
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
+    command = ["train", "algo/paper/ds_math_qwen3-1.7b.yaml", "--dry-run", *OF_TWO_GPUS]
+    done = CliRunner().invoke(app, [*command, stand_in_python(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "model      qwen3, 1,720,574,976 parameters" in done.output
-    assert "not checked: weights, tokenizer, prompts and suites, for Qwen/Qwen3-1.7B is no folder here" in done.output
+    assert "note       CUDA_DEVICE_MAX_CONNECTIONS=8 is kept" in done.output
+    absent = "for Qwen/Qwen3-1.7B is no folder here"
+    assert f"not checked: weights, tokenizer, prompts, suites and the engines' flags, {absent}" in done.output
+    done = CliRunner().invoke(app, [*command, f"rollout.python={tmp_path}/only/on/nodes"])
+    assert f"suites, and the engines' packages and flags (their Python is not here), {absent}" in done.output
+
+
+def test_engines_that_could_not_run_are_refused_without_a_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    said = "error: the engines' Python has torch 2.13.0+cpu, which knows no CUDA"
+    python = stand_in_python(tmp_path, said)
+    done = CliRunner().invoke(app, ["train", "algo/paper/ds_math_qwen3-1.7b.yaml", "--dry-run", *OF_TWO_GPUS, python])
+    assert isinstance(done.exception, UserError)
+    assert str(done.exception) == f"rollout.python: {tmp_path}/python: {said.removeprefix('error: ')}"
 
 
 def test_a_row_that_needs_what_does_not_exist_says_so() -> None:

@@ -26,6 +26,8 @@ CASP = REPOSITORY / "examples" / "qwen2.5-32b-casp" / "run.yaml"
 QUICKSTART = REPOSITORY / "examples" / "quickstart" / "run.yaml"
 FLEET = REPOSITORY / "examples" / "fleet_on_cpu" / "run.yaml"
 BASE = QUICKSTART.parent / "base"
+# A program that finds nothing wrong stands in for an engines' Python on GPUs.
+FOR_GPUS = "rollout.python=/bin/true"
 
 
 def dry_run(file: Path, *overrides: str, **asked: object) -> str:
@@ -33,6 +35,7 @@ def dry_run(file: Path, *overrides: str, **asked: object) -> str:
     said: list[str] = []
     own = {"runs": Path("runs"), **{name: value for name, value in asked.items() if name in Asked.__slots__}}
     options = ClusterProfile.model_validate({name: asked[name] for name in asked.keys() - own.keys()})
+    overrides = (*overrides, FOR_GPUS) if file == CASP else overrides
     submit_run(Asked(file, overrides, options=options, **own), dry_run=True, say=said.append)  # type: ignore[arg-type]
     return "\n".join(said)
 

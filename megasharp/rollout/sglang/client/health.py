@@ -160,16 +160,20 @@ _KEYS = {
 _INSTALLED = """
 import sys
 from megasharp.common.errors import UserError
-from megasharp.rollout.sglang.engine.check import check_installed
+from megasharp.rollout.sglang.engine.check import check_build, check_installed
 try:
     check_installed(sys.argv[1])
+    check_build(sys.argv[1])
 except UserError as error:
     sys.exit(f"error: {error}")
 """
 
 
 def check_installed_engines(settings: FleetSettings) -> None:
-    """Raises UserError where the engines' Python is missing, or has another SGLang or none; takes part of a second."""
+    """Raises UserError where the engines' Python is missing, or has another SGLang, or a build for another device.
+
+    Takes part of a second, and needs no GPU.
+    """
     check_python(settings)
     _ask(settings, ["-c", _INSTALLED, settings.device], "")
 

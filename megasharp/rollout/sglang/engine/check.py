@@ -5,7 +5,9 @@ The engines' Python must hold the one version of SGLang that the seams were read
 
 from __future__ import annotations
 
-from importlib import metadata
+import runpy
+from importlib import metadata, util
+from pathlib import Path
 
 from megasharp.common.errors import UserError
 from megasharp.common.group_environment import compute_capability
@@ -49,14 +51,17 @@ def check_version(device: str) -> None:
 
 
 def check_build(device: str) -> None:
-    """Raises UserError where the engines' Python is a CPU's and `device` is not; imports torch."""
+    """Raises UserError where the engines' Python is a CPU's and `device` is not; needs no GPU and imports no torch."""
     if device == "cpu":
         return
-    import torch
-
-    if torch.version.cuda is None:
+    torch = util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        raise UserError(f"the engines' Python lacks torch; {_HOW_TO_BUILD[device]}")
+    # The build's own record: importing torch takes seconds, on a cold shared disk a minute.
+    build = runpy.run_path(str(Path(torch.origin).with_name("version.py")))
+    if build["cuda"] is None:
         raise UserError(
-            f"the engines' Python has torch {torch.__version__}, which knows no CUDA; {_HOW_TO_BUILD[device]}"
+            f"the engines' Python has torch {build['__version__']}, which knows no CUDA; {_HOW_TO_BUILD[device]}"
         )
     if _installed(_KERNELS) == _NONE:
         raise UserError(

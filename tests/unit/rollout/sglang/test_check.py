@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from megasharp.common.errors import RunFailed, UserError
 from megasharp.config.rollout import RolloutConfig
-from megasharp.rollout.sglang.client.health import check_engines
+from megasharp.rollout.sglang.client.health import check_engines, check_installed_engines
 from megasharp.rollout.sglang.client.launch import FleetSettings
 
 
@@ -89,3 +90,36 @@ def test_what_lies_where_the_user_is_is_not_imported(tmp_path: Path, monkeypatch
 def test_one_that_says_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="exit code 3"):
         check_engines(stand_in(tmp_path, "exit 3"), "run.yaml")
+
+
+def packages(folder: Path, cuda: str | None, *names: str) -> FleetSettings:
+    """The trainer's own Python with records of packages that stand in for those of an engines' Python on GPUs."""
+    (folder / "torch").mkdir()
+    (folder / "torch" / "__init__.py").write_text("raise SystemExit('torch was imported')")
+    (folder / "torch" / "version.py").write_text(f"__version__ = '2.11.0'\ncuda = {cuda!r}\n")
+    for name in names:
+        record = folder / f"{name.replace('-', '_')}-0.5.21.dist-info"
+        record.mkdir()
+        (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.5.21\n")
+    body = f'PYTHONPATH={folder}:{Path(__file__).parents[4]} exec {sys.executable} "$@"'
+    return replace(stand_in(folder, body), device="cuda")
+
+
+def test_packages_for_gpus_pass_where_no_gpu_is(tmp_path: Path) -> None:
+    """On a login node, with CUDA's torch, which is not imported."""
+    check_installed_engines(packages(tmp_path, "13.0", "sglang", "sglang-kernel"))
+
+
+@pytest.mark.parametrize(
+    ("cuda", "names", "words"),
+    [
+        (None, ("sglang", "sglang-kernel"), "torch 2.11.0, which knows no CUDA; `make gpu`"),
+        ("13.0", ("sglang",), "lacks sglang-kernel, without which SGLang has no GPU; `make gpu`"),
+    ],
+)
+def test_packages_for_another_device_are_refused(
+    cuda: str | None, names: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    settings = packages(tmp_path, cuda, *names)
+    with pytest.raises(UserError, match=f"^rollout.python: {tmp_path}/python: the engines' Python .*{words}"):
+        check_installed_engines(settings)
