@@ -11,6 +11,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3.12}
 NVIDIA_INDEX=https://pypi.nvidia.com
+NEEDED_GB=10
 
 fail() {
   echo "make gpu: $1" >&2
@@ -43,12 +44,20 @@ check_machine() {
   [ "$release" = 13 ] || fail "$nvcc is of CUDA ${release:-unknown}, but torch and SGLang are built for CUDA 13"
 }
 
+# A lock's wheels have 3.5 GB (trainer) and 4.0 GB (engines); wheels of it that were unpacked grew by 2.2.
+check_room() {
+  local free parent
+  parent=$(dirname "$1")
+  free=$(df -Pk "$parent" | awk 'NR == 2 {print int($4 / 1000000)}')
+  [ "$free" -ge "$NEEDED_GB" ] || fail "$parent has $free GB free, but $1 needs about $NEEDED_GB GB; make room, or build on another disk"
+}
+
 make_environment() {
-  if command -v uv >/dev/null; then
-    uv venv -q --clear --python "$PYTHON" "$1"
-  else
-    "$PYTHON" -m venv --clear "$1"
-  fi
+  [ -e "$1" ] || check_room "$1"
+  # Not by `uv venv`: whether it replaces a folder, and by which option, depends on its version.
+  local options=(--clear)
+  ! command -v uv >/dev/null || options+=(--without-pip)
+  "$PYTHON" -m venv "${options[@]}" "$1"
   use_environment "$1"
 }
 
