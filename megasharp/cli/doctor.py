@@ -92,13 +92,15 @@ def _patient_of_run(file: Path, overrides: Sequence[str], runs: Path, constraint
     """Return what a run file expects of a node; sizes on disk are its plan's, none where its model is unknown."""
     from megasharp.cluster.slurm.doctor.findings import Patient
     from megasharp.config.core import find
-    from megasharp.config.run_config import load_run
+    from megasharp.config.run_config import load_run, run_tree
     from megasharp.planner.suggest import make_plan
     from megasharp.trainer.hub_inputs import hub_inputs
     from megasharp.trainer.plan import Options, ask
     from megasharp.trainer.resolve.devices import device_of, gpus_needed
+    from megasharp.trainer.stored_config import resumed_config
 
     config = load_run(file, overrides)
+    config = resumed_config(runs / config.name, run_tree(file, overrides), str(file), lambda line: None)
     inputs = hub_inputs(config, str(file), runs / config.name)
     of_hub = {*(model.path for model in inputs.models), *(source.hub for source in inputs.sets)}
     named = (config.model.path, *(source.path for source in config.data.sources))

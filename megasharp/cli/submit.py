@@ -65,6 +65,13 @@ def submit(
             rich_help_panel=AGAIN,
         ),
     ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="GPU of the nodes, as for plan: h200, h100, b200, or its memory in MiB. Without it: h200.",
+            rich_help_panel=JOB,
+        ),
+    ] = None,
     disk: Annotated[
         float | None,
         typer.Option(
@@ -120,6 +127,7 @@ def submit(
         "time": time,
         "cpus_per_node": cpus_per_node,
         "lead": lead,
+        "gpu": gpu,
         "disk": disk,
         "restarts": restarts,
         "retries": retries,

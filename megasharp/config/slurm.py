@@ -48,6 +48,11 @@ class JobOptions(Section):
         description="Seconds before the time limit at which a run is asked to save and end. null: 600, or more where "
         "the plan says that ending a step and saving takes long.",
     )
+    gpu: str | None = Field(
+        default=None,
+        description="GPU of the nodes, for which a run is planned: h200, h100, b200, or its memory in MiB, in quotes. "
+        "null: h200.",
+    )
     disk: float | None = Field(
         default=None,
         gt=0.0,

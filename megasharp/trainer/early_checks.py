@@ -53,8 +53,11 @@ class Nodes:
     waits: bool
 
 
-def refuse_early(file: Path, overrides: Sequence[str], root: Path, nodes: Nodes, say: Say) -> None:
-    """Raise UserError for a run that could not start, or not continue in its folder `root`."""
+def refuse_early(file: Path, overrides: Sequence[str], root: Path, nodes: Nodes, say: Say) -> RunConfig:
+    """Return the configuration that the run would start or, in its folder `root`, go on with.
+
+    Raises UserError for a run that could do neither.
+    """
     where = str(file)
     config = resumed_config(root, run_tree(file, overrides), where, say)
     check_rollout(config.rollout, where)
@@ -70,6 +73,7 @@ def refuse_early(file: Path, overrides: Sequence[str], root: Path, nodes: Nodes,
         _check_files(config, suites, where, nodes)
     tasks = {judging_task(source, config.reward) for source in config.data.sources} if not nodes.other_python else set()
     check_judging(config.reward, tasks, where, elsewhere=True)
+    return config
 
 
 def _check_resumes(root: Path, config: RunConfig) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,12 +26,13 @@ from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import CONFIG_FILE, model_folder
 from megasharp.evals.groups import Settings, load_group, plan_suites
 from megasharp.evals.suites import suite_source
-from megasharp.planner.records import Plan
+from megasharp.planner.records import DEFAULT, Plan, find_gpu
 from megasharp.planner.suggest import make_plan
 from megasharp.trainer.early_checks import Nodes, refuse_early
 from megasharp.trainer.eval_source import CHECKPOINT, check_measurable
 from megasharp.trainer.hub_inputs import HubInputs, hub_inputs
 from megasharp.trainer.plan import Options, ask
+from megasharp.trainer.resolve.devices import asks_for_gpus
 from megasharp.trainer.resolve.engine_python import ENGINES_PYTHON
 from megasharp.trainer.resolve.engine_settings import (
     check_context,
@@ -87,8 +89,10 @@ def submit_run(asked: Asked, *, dry_run: bool, say: Callable[[str], None]) -> No
     config = load_run(asked.file, asked.overrides)
     with read_as_a_job(asked.options.environment, asked.options.mount):
         if asked.suite is None:
-            refuse_early(asked.file, asked.overrides, asked.runs / config.name, _of_nodes(asked), say=note)
+            config = refuse_early(asked.file, asked.overrides, asked.runs / config.name, _of_nodes(asked), say=note)
         job = make_job(asked, config)
+        for line in assumed(asked.options, config):
+            note(line)
         if dry_run:
             say(render(job).rstrip("\n"))
             return
@@ -102,6 +106,14 @@ def submit_run(asked: Asked, *, dry_run: bool, say: Callable[[str], None]) -> No
     number, log = submit(job)
     say(f"submitted job {number}: {job.resources.nodes} node(s), {job.resources.time}")
     say(f"log: {log}; of each attempt and node: {job.run / 'logs' / job.latest}/")
+
+
+def assumed(options: ClusterProfile, config: RunConfig) -> Iterator[str]:
+    """Yield a line each for a GPU that nobody named and for a Python that this machine does not see."""
+    if options.gpu is None and asks_for_gpus(config):
+        yield f"planned for {DEFAULT}; give --gpu, or gpu in the profile, where the nodes have another GPU"
+    if options.container is None and options.python is not None and shutil.which(options.python) is None:
+        yield f"{options.python} is not on this machine; it must be on the nodes"
 
 
 def _hub_inputs(asked: Asked, config: RunConfig) -> HubInputs:
@@ -128,7 +140,7 @@ def make_job(asked: Asked, config: RunConfig) -> Job:
         _check_evaluation(asked, config, where, run)
         lead_s = options.lead or _LEAD_OF_AN_EVALUATION_S
     else:
-        lead_s = lead_of(fitting_plan(config, where, options.disk), where, options.lead)
+        lead_s = lead_of(fitting_plan(config, where, options.gpu, options.disk), where, options.lead)
     gpus = config.cluster.gpus_per_node
     # By its own path this Python; in a container, the container's.
     python = options.python or ("python3" if options.container else sys.executable)
@@ -230,12 +242,14 @@ def _nodes(asked: Asked, config: RunConfig, where: str) -> int:
     return nodes
 
 
-def fitting_plan(config: RunConfig, where: str, disk_gb: float | None) -> Plan:
-    """Return the plan of a run. Raises UserError when slots or memory do not suffice."""
+def fitting_plan(config: RunConfig, where: str, gpu: str | None, disk_gb: float | None) -> Plan:
+    """Return the plan of a run, on `gpu` if it asks for GPUs. Raises UserError when slots or memory do not suffice."""
+    if gpu is not None:
+        find_gpu(gpu)
     check_engine_keys(config, where)
     if config.cluster.backend == "ray":
         cluster_layout(config)
-    plan = make_plan(ask(config, where, Options(disk_gb=disk_gb)).request)
+    plan = make_plan(ask(config, where, Options(gpu=gpu if asks_for_gpus(config) else None, disk_gb=disk_gb)).request)
     errors = [problem.text for problem in plan.problems if problem.level == "error"]
     if errors:
         more = f" (and {len(errors) - 1} more: megasharp plan)" if len(errors) > 1 else ""

@@ -12,7 +12,7 @@ from megasharp.checkpoint.recorded import CONFIG_FILE
 from megasharp.checkpoint.run_folder import holds_no_run, stored_config
 from megasharp.cluster.slurm.job import Job, render_array, submit_array
 from megasharp.common.errors import UserError
-from megasharp.common.exit_codes import Say
+from megasharp.common.exit_codes import Say, note
 from megasharp.common.files import held, write_for, write_like, write_text
 from megasharp.config.core import dump_tree, find, included, validate
 from megasharp.config.hub import read_as_a_job
@@ -26,15 +26,15 @@ from megasharp.trainer.resolve.recipes import build_recipes, resolved_config
 from megasharp.trainer.resolve.resolved_run import check
 from megasharp.trainer.resume import check_resume, commits_of
 from megasharp.trainer.stored_config import resumed_config
-from megasharp.trainer.submit import Asked, make_job, with_given
+from megasharp.trainer.submit import Asked, assumed, make_job, with_given
 
 _FINISHED, _RUNNING, _TO_DO = "finished", "running", "to do"
 _RETRIES = 2
 _REMEDY = "restore the sweep's file, or give the case, or the sweep, another name"
 # Options of `megasharp submit` that are keys of a sweep, where a message names them, and not one of sbatch's own.
 _OPTION = re.compile(
-    r"(?<![\w'=-])(?<!sets )--(time|lead|nodes|cpus-per-node|partition|account|sbatch|restarts|retries|container|mount)"
-    r"(?![\w-])"
+    r"(?<![\w'=-])(?<!sets )--"
+    r"(time|lead|gpu|nodes|cpus-per-node|partition|account|sbatch|restarts|retries|container|mount)(?![\w-])"
 )
 
 
@@ -102,6 +102,8 @@ class Sweep:
             self._prepare(weights=not dry_run)
             to_do = {number: cell for number, cell in enumerate(self._cells) if self._state(cell) == _TO_DO}
             jobs = {number: self._job(cell, profile, options) for number, cell in to_do.items()}
+        for line in {line: None for cell in to_do.values() for line in assumed(options, self._resumed(cell))}:
+            note(line)
         if not jobs:
             self._say(f"{self._config.name}: nothing to submit; {len(self._cells)} runs are finished or going on")
             return
@@ -222,4 +224,4 @@ class Sweep:
             profile=profile,
             nodes=self._config.slurm.nodes,
         )
-        return make_job(asked, run_of(cell.tree, self._run_file(cell)))
+        return make_job(asked, self._resumed(cell))

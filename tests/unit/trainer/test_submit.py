@@ -138,6 +138,8 @@ def test_options_that_mean_nothing_without_another_are_refused(asked: dict[str, 
         (CASP, [], {"nodes": 6}, "so 2 of the 6 nodes of --nodes would idle"),
         (CASP, ["policy.dp=8"], {}, "cluster.nodes = 4 x cluster.gpus_per_node = 8 cannot hold"),
         (CASP, ["policy.offload=[]"], {}, "GB of 150 GB do not fit"),
+        (CASP, ["policy.offload=[]"], {"gpu": "h100"}, "GB of 85 GB do not fit"),
+        (QUICKSTART, [], {"gpu": "h300"}, "--gpu h300: give one of h200, h100, b200"),
         (
             CASP,
             [],
@@ -247,7 +249,7 @@ def test_a_profile_is_found_by_its_name_and_its_mistakes_are_told(
 
 def test_the_lead_holds_what_is_left_of_a_step_and_a_save() -> None:
     """A signal in the update waits for the step's end; one in the rollout does not."""
-    plan = fitting_plan(load_run(CASP), str(CASP), None)
+    plan = fitting_plan(load_run(CASP), str(CASP), None, None)
     times = (StageTime("rollout", 999.0, ""), StageTime("update", 450.0, ""), StageTime("sync", 50.0, ""))
     plan = replace(plan, times=times, checkpoint=Checkpoint(1, 100.0))
     predicted, high = plan.ending_seconds
@@ -259,7 +261,7 @@ def test_the_lead_holds_what_is_left_of_a_step_and_a_save() -> None:
     ):
         lead_of(plan, "run.yaml", 599)
     assert lead_of(replace(plan, times=times[:1]), "run.yaml", None) == 600
-    seconds = [fitting_plan(load_run(CASP), str(CASP), speed).checkpoint.seconds for speed in (1.0, 10.0)]
+    seconds = [fitting_plan(load_run(CASP), str(CASP), None, speed).checkpoint.seconds for speed in (1.0, 10.0)]
     assert seconds[0] == pytest.approx(10 * seconds[1])
 
 
@@ -293,6 +295,25 @@ def test_what_only_the_nodes_have_is_left_to_them(tmp_path: Path) -> None:
     assert dry_run(QUICKSTART, *absent, *sglang, runs=tmp_path, container="/image.sqsh")
     assert dry_run(QUICKSTART, *absent, runs=tmp_path, sbatch=["--dependency=afterok:7"])
     assert dry_run(QUICKSTART, "policy.device=cuda", runs=tmp_path)
+
+
+def test_a_job_goes_on_with_the_nodes_and_gpus_that_its_run_began_with(tmp_path: Path) -> None:
+    began = load_run(CASP)
+    root = tmp_path / began.name
+    (root / "logs" / "attempt_1").mkdir(parents=True)
+    (root / "config.yaml").write_text(dump_yaml(resolved_config(began, build_recipes(began, str(CASP)))))
+    own = tmp_path / "own.yaml"
+    own.write_text(CASP.read_text().replace("placement: colocated, nodes: 4", "placement: colocated"))
+    text = dry_run(own, FOR_GPUS, runs=tmp_path)
+    assert "#SBATCH --nodes=4\n" in text and "#SBATCH --gpus-per-node=8\n" in text
+
+
+def test_what_nobody_said_is_noted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    dry_run(CASP, runs=tmp_path, python="/no/such/python")
+    said = capsys.readouterr().err
+    assert "planned for h200; give --gpu" in said and "/no/such/python is not on this machine; it must be on" in said
+    dry_run(CASP, runs=tmp_path, gpu="h200")
+    assert "planned" not in capsys.readouterr().err
 
 
 def test_a_run_that_could_not_go_on_is_refused(tmp_path: Path) -> None:
