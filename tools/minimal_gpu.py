@@ -139,11 +139,11 @@ def kernels_here() -> list[str]:
         return ["fa2"]
     import torch
 
-    from megasharp.ops.attention_kernels import FlashName, Site, refusal, software_here
+    from megasharp.ops import attention_kernels as kernels
 
-    site = Site(gpu=True, dtype="bfloat16", head_dims=(128,), capability=torch.cuda.get_device_capability())
-    software = software_here()
-    return [name for name in get_args(FlashName) if not refusal(name, site, software)]
+    site = kernels.Site(gpu=True, dtype="bfloat16", head_dims=(128,), capability=torch.cuda.get_device_capability())
+    software = kernels.software_here()
+    return [name for name in get_args(kernels.FlashName) if not kernels.refusal(name, site, software)]
 
 
 def _rehearsed(step: Step) -> Step:
@@ -304,18 +304,25 @@ def main(given: Sequence[str] | None = None) -> int:
         print(f"check_gpu: no step is called {' '.join(unknown)}: see --minimal --list", file=sys.stderr)
         return 2
     wanted = [step for step in known if not arguments.steps or step.name in arguments.steps]
-    lacking = carried_wheels.missing([step.name for step in wanted])
-    if lacking:
-        print(
-            f"check_gpu: this Python ({sys.executable}) lacks {', '.join(lacking)}: --minimal --wheels DIR collects "
-            f"wheels of all but {', '.join(carried_wheels.THERE)}",
-            file=sys.stderr,
-        )
-        return 2
-    if not arguments.rehearse and not has_gpu():
-        print("check_gpu: torch finds no GPU on this machine; --rehearse tries the steps on its CPU", file=sys.stderr)
+    refused = refusal(wanted, arguments.rehearse)
+    if refused:
+        print(f"check_gpu: {refused}", file=sys.stderr)
         return 2
     return run(wanted, arguments.out.absolute(), arguments.rehearse, arguments.minutes)
+
+
+def refusal(wanted: Sequence[Step], rehearsal: bool) -> str:
+    """What this Python or machine lacks for these steps; empty where they can begin."""
+    lacking = carried_wheels.missing([step.name for step in wanted])
+    if lacking:
+        there = ", ".join(carried_wheels.THERE)
+        return (
+            f"this Python ({sys.executable}) lacks {', '.join(lacking)}; --minimal --wheels DIR collects wheels of all "
+            f"but {there}"
+        )
+    if not rehearsal and not has_gpu():
+        return "torch finds no GPU on this machine; --rehearse tries the steps on its CPU"
+    return ""
 
 
 def listed(known: Sequence[Step]) -> Iterator[str]:
