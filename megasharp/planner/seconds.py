@@ -36,6 +36,7 @@ from megasharp.planner.formulas import (
 )
 from megasharp.planner.memory import Rows, rows_of
 from megasharp.planner.records import (
+    CONTEXT_LONGEST,
     Checkpoint,
     Disk,
     DlcCost,
@@ -173,8 +174,9 @@ def step_times(
     if gpu is None:
         return []
     times = [_rollout(request, gpu, engine)] if engine is not None else []
-    times += _passes(request, gpu, rows)
-    times += _context(request, gpu, rows)
+    longest = CONTEXT_LONGEST if request.split.cp > 1 else 1.0
+    learning = (*_passes(request, gpu, rows), *_context(request, gpu, rows))
+    times += [dataclasses.replace(time, longest=longest) for time in learning]
     if reference:
         # There and back, one after the other (`learner/offload.py`).
         how = "changes places with the weights and back, 50 GB/s a GPU"

@@ -104,12 +104,16 @@ Value = int | float | str | list[str]
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A layout with another way to save memory. `learning`: most bytes of a GPU while learners compute."""
+    """A layout with another way to save memory. `learning`: most bytes of a GPU while learners compute.
+
+    `range`: that of a step's seconds.
+    """
 
     recompute: Recompute
     head: HeadForm
     learning: int
     seconds: float | None
+    range: tuple[float, float] | None
     fits: bool
 
 
@@ -178,7 +182,7 @@ def _alternatives(request: Request) -> tuple[Alternative, ...]:
     for recompute, head in product(get_args(Recompute), get_args(HeadForm)):
         split = _saving(request.split, request.split.recompute_modules, recompute, head)
         plan = make_plan(dataclasses.replace(request, split=split))
-        found.append(Alternative(recompute, head, _learning(plan), plan.step_seconds, _fits(plan)))
+        found.append(Alternative(recompute, head, _learning(plan), plan.step_seconds, plan.step_range, _fits(plan)))
     return tuple(found)
 
 

@@ -16,6 +16,7 @@ from megasharp.planner.memory import ANNOTATION, HANDOVER, SAMPLING, TRAINING, r
 from megasharp.planner.records import EngineMemory, Machines, Network, Plan, Request, StageMemory, range_text
 from megasharp.planner.seconds import loss
 from megasharp.planner.suggest import Suggestion
+from megasharp.planner.warnings import limits_of_predictions
 
 Tree = dict[str, object]
 
@@ -80,7 +81,7 @@ def plan_tree(request: Request, plan: Plan, notes: Sequence[str], suggestions: S
         "disk": _disk_tree(request, plan),
         "host_bytes_per_node": plan.host,
         "problems": [dataclasses.asdict(problem) for problem in plan.problems],
-        "notes": list(notes),
+        "notes": [*notes, *limits_of_predictions(request)],
         "suggestions": [_suggestion(one) for one in suggestions],
     }
 
@@ -249,6 +250,9 @@ def _suggestion(one: Suggestion) -> Tree:
         "step_seconds": one.plan.step_seconds,
         **_range("step_seconds", one.plan.step_range),
         "tokens_per_second_per_gpu_in_use": one.plan.tokens_per_second_per_gpu,
+        **_range("tokens_per_second_per_gpu_in_use", one.plan.rate_range),
+        "packed_tokens_per_second_per_gpu_in_use": one.plan.packed_tokens_per_second_per_gpu,
+        **_range("packed_tokens_per_second_per_gpu_in_use", one.plan.packed_rate_range),
         "bubble_share": one.plan.bubble,
         "fullest_bytes": one.plan.fullest,
         "reasons": list(one.reasons),
@@ -258,6 +262,7 @@ def _suggestion(one: Suggestion) -> Tree:
                 "head": other.head,
                 "learners_bytes": other.learning,
                 "step_seconds": other.seconds,
+                **_range("step_seconds", other.range),
                 "fits": other.fits,
             }
             for other in one.alternatives
@@ -283,6 +288,7 @@ def plan_text(request: Request, plan: Plan, notes: Sequence[str]) -> str:
     if plan.engine is not None:
         lines += ["", *_engine(request, plan, plan.engine, unit), *_dlc(request, plan, unit)]
     lines += ["", *_time(request, plan), *_checkpoint(request, plan), *_failure(request, plan), *_disk(request, plan)]
+    notes = [*notes, *limits_of_predictions(request)]
     if notes or plan.problems:
         lines.append("")
     lines += [line for note in notes for line in _wrapped("note", note)]
@@ -307,12 +313,11 @@ def suggestions_text(found: Sequence[Suggestion]) -> str:
 def _alternatives(one: Suggestion) -> Iterator[str]:
     """Yield a table of recompute and head with this layout: the fullest GPU while learners compute, seconds a step."""
     split = one.request.split
-    yield f"            {'policy.recompute':<18}{'policy.head':<13}{'GB in training':>14}{'s a step':>10}"
+    yield f"            {'policy.recompute':<18}{'policy.head':<13}{'GB in training':>14}{'s a step':>16}"
     for other in one.alternatives:
-        seconds = "?" if other.seconds is None else f"{other.seconds:,.0f}"
         chosen = (other.recompute, other.head) == (split.recompute, split.head)
         said = "chosen" if chosen else "" if other.fits else "does not fit"
-        row = f"{other.recompute:<18}{other.head:<13}{other.learning / 1e9:>14.1f}{seconds:>10}"
+        row = f"{other.recompute:<18}{other.head:<13}{other.learning / 1e9:>14.1f}{range_text(other.range):>16}"
         yield f"            {row}  {said}"
 
 
@@ -515,7 +520,7 @@ def _dlc(request: Request, plan: Plan, unit: tuple[float, str]) -> Iterator[str]
         "dlc",
         f"predicted: a decode step of {cost.at_once} responses takes {cost.step:.2f} times{rollout} as long as with "
         f"the policy alone; {cost.cache / scale:.1f} {name} of the cache are the memory network's, {per_token:,.0f} "
-        f"KiB a token, for {kept} of a response",
+        f"KiB a token, for {kept} of a response; the factors have no range, as no published run has two networks",
     )
 
 

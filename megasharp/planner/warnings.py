@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from megasharp.config.policy import Recompute
 from megasharp.planner.memory import HANDOVER, SAMPLING, TRAINING, Rows
 from megasharp.planner.records import (
+    GPUS,
     Checkpoint,
     EngineMemory,
     Problem,
@@ -44,6 +45,28 @@ def find_problems(
         *_limits(request, engine, times, save),
     ]
     return tuple(sorted(problems, key=lambda problem: problem.level != "error"))
+
+
+def limits_of_predictions(request: Request) -> Iterator[str]:
+    """Yield what a plan's seconds and bytes do not know: layouts and GPUs that no published run was fitted for."""
+    gpu, split = request.machines.gpu, request.split
+    if gpu is None:
+        return
+    if split.cp > 1:
+        yield (
+            f"policy.cp={split.cp}: no run with context parallelism was fitted; in the only published one learners "
+            "took 3 to 5 times as long as predicted, and ranges reach that far"
+        )
+    if gpu.name == "b200":
+        yield "b200: rates are fitted to H100s; two published steps on GB200 took 1.3 and 1.5 times as predicted"
+    elif gpu.name != "h100":
+        taken = "" if gpu.name in GPUS else ", and this GPU is taken for an H200 with less or more memory"
+        yield f"{gpu.name}: rates are shares of the H200's data sheet, fitted to published runs on H100s{taken}"
+    if split.attention == "te":
+        yield (
+            "policy.attention=te: activations are counted as with fa2; Transformer Engine's attention keeps a shared "
+            "prompt's keys and values once a response, which is more"
+        )
 
 
 def _error(text: str) -> Problem:

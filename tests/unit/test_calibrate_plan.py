@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from megasharp.planner.records import SPREAD, Rates
+from megasharp.planner.suggest import make_plan
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "explanation" / "planning-against-published-runs.md"
@@ -54,6 +55,14 @@ def test_the_page_says_what_held_out_rows_say(tool: ModuleType) -> None:
     ranges = {"step": "step", "rollout": "engines", "update": "learners", "annotate": "learners"}
     inside = [abs(one.log) < np.log(SPREAD[ranges[one.part]]) for one in observed if one.part in ranges]
     assert sum(inside) >= 0.9 * len(inside)
+
+
+def test_ranges_reach_the_one_run_with_context_parallelism(tool: ModuleType) -> None:
+    (run,) = (run for run in tool.read_runs() if run.name.endswith("cp4"))
+    times = {time.name: time for time in make_plan(run.request).times}
+    for part in ("update", "annotate"):
+        found = times[part].range
+        assert found is not None and found[0] < run.published[part] < found[1], part
 
 
 def test_a_fit_finds_the_rates_that_made_the_numbers(tool: ModuleType) -> None:

@@ -228,11 +228,37 @@ def test_layouts_are_suggested_where_the_files_own_does_not_fill_the_nodes(tmp_p
     asked(tmp_path, piece, *overrides, *(f"{key}={json.dumps(value)}" for key, value in keys[0].items()))
 
 
+@each_case(
+    ("overrides", "gpu", "text"),
+    [
+        ((), "h100", None),
+        ((), "h200", "fitted to published runs on H100s"),
+        ((), "81559", "this GPU is taken for an H200"),
+        ((), "b200", "two published steps on GB200"),
+        (("policy.tp=4", "policy.cp=2"), "h100", "policy.cp=2: no run with context parallelism"),
+        (("policy.attention=te",), "h100", "policy.attention=te: activations are counted as with fa2"),
+    ],
+)
+def test_a_plan_notes_what_no_published_run_covers(
+    tmp_path: Path, overrides: tuple[str, ...], gpu: str, text: str | None
+) -> None:
+    request = asked(tmp_path, "qwen3-32b", *overrides, options=Options(gpu=gpu)).request
+    plan = make_plan(request)
+    notes = json.loads(json.dumps(plan_tree(request, plan, (), ())))["notes"]
+    assert len(notes) == (text is not None) and all(text in note for note in notes)
+    assert text is None or text in " ".join(plan_text(request, plan, ()).split())
+    assert plan.step_range is not None
+    low, high = plan.step_range
+    assert (high > 2 * low) == ("policy.cp=2" in overrides)
+
+
 def test_a_suggestions_json_sets_its_keys_and_has_its_seconds(tmp_path: Path) -> None:
     request = asked(tmp_path, "qwen3-32b", options=Options(nodes=2)).request
     found = suggest(request)
     (first, *_) = json.loads(json.dumps(plan_tree(request, make_plan(request), (), found)))["suggestions"]
     assert first["step_seconds"] == found[0].plan.step_seconds
+    for one in (first, *first["alternatives"]):
+        assert one["step_seconds_low"] < one["step_seconds"] < one["step_seconds_high"]
     assert first["keys"]["policy.offload"] == ["weights", "gradients", "optimizer"]
     spare = GPUS["h200"].memory - first["fullest_bytes"]
     assert f"{spare / 1e9:.0f} GB of each GPU to spare" in first["reasons"][2]
