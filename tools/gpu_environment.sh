@@ -32,7 +32,9 @@ check_machine() {
   glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d' ' -f2)
   [ "$(printf '%s\n' 2.34 "$glibc" | sort -V | head -1)" = 2.34 ] ||
     fail "glibc ${glibc:-unknown} is older than 2.34, for which SGLang's wheel is built (RHEL 9, Ubuntu 22.04, Debian 12 have it); use an image"
-  "$PYTHON" -c 'import sys; sys.exit((sys.version_info[:2], sys.implementation.name) != ((3, 12), "cpython"))' 2>/dev/null ||
+  # A shim of pyenv is found, and runs nothing where no version is chosen.
+  "$PYTHON" -c '' || fail "$PYTHON does not run; name one that does with GPU_PYTHON=/path/to/python3.12"
+  "$PYTHON" -c 'import sys; sys.exit((sys.version_info[:2], sys.implementation.name) != ((3, 12), "cpython"))' ||
     fail "$PYTHON is no CPython 3.12, for which the locks are made; name one with GPU_PYTHON=/path/to/python3.12"
   "$PYTHON" -c 'import os, sys, sysconfig; sys.exit(not os.path.isfile(sysconfig.get_path("include") + "/Python.h"))' ||
     fail "$PYTHON has no headers (Python.h), which Transformer Engine is compiled with; install python3.12-dev"

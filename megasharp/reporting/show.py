@@ -135,7 +135,8 @@ def _attempt_marks(history: RunHistory) -> Iterator[str]:
     if over and len(last) == 2 and all(record.last_step is None for record in last):
         yield "the last two attempts finished no step"
     if over and history.state == "killed":
-        yield "the last attempt was killed, without a word in its record; continue with --resume"
+        by_job = "submit it again, or by hand " if ended[-1].slurm_job_id is not None else ""
+        yield f"the last attempt was killed, without a word in its record; {by_job}continue with --resume"
 
 
 def _checkpoint_marks(history: RunHistory) -> Iterator[str]:

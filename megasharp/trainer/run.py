@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -72,6 +73,8 @@ def train(
 
 
 def _how_to_go_on(root: Path) -> str:
+    if "SLURM_JOB_ID" in os.environ:
+        return "submit it again, or by hand continue with --resume"
     return "continue with --resume" if has_begun(root) else "no step was finished, so the same command restarts it"
 
 

@@ -100,5 +100,6 @@ def test_a_job_gives_up_where_no_other_node_is_left(submit: Submitting, slurm: C
     job = submit("a", "--python", STANDIN, *two, STANDIN="fails", SICK="node2", MEGASHARP_INTERFACE="lo")
     done = slurm.ended(job, HANG_S)
     assert (done.state, done.exit_code, done.restarts) == ("FAILED", 1, 0), submit.log("a", job)
-    hint = "without them the partition has 1 node(s): submit again with --sbatch=--exclude=node2"
+    hint = "not well: node2, see"
     assert hint in submit.log("a", job)
+    assert "without them the partition has 1 node(s), too few for 2" in submit.log("a", job)

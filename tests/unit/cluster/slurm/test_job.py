@@ -176,7 +176,8 @@ def test_bash_takes_the_whole_file() -> None:
 # The doctor's srun is warned as Slurm does it, the run's ends as a node that finds the file does.
 _SRUN = """#!/bin/bash
 case "$*" in
-  *doctor*) kill -USR1 $PPID; sleep 0.5 ;;
+  # The job's shell, which leads the session.
+  *doctor*) kill -USR1 $(cut -d' ' -f6 /proc/$$/stat); sleep 0.5 ;;
   *) code=1; [[ -e $RUN/logs/slurm_7/restart_0/time_is_up ]] && code=75; exit $code ;;
 esac
 """
@@ -196,6 +197,7 @@ def test_a_warning_while_the_nodes_are_looked_at_is_heard(tmp_path: Path) -> Non
         text=True,
         check=False,
         env=environment,
+        start_new_session=True,
     )
     assert done.returncode == 75, done
     assert "time is nearly up" in done.stdout and "requeue 7" in done.stdout

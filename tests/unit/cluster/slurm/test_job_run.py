@@ -1,4 +1,5 @@
-"""A Slurm job's file as bash runs it. Stand-ins for `srun`, which starts a program once, here, and for `scontrol`.
+"""A Slurm job's file as bash runs it. Stand-ins for `srun`, which starts a program once, here, and for `scontrol`
+and `sinfo`.
 
 As with pyxis the stand-in looks a program's name up on the host, and starts what it found in the container.
 """
@@ -17,13 +18,21 @@ from megasharp.cluster.slurm.job import Job, Resources, Software, render
 
 _SRUN = """#!/bin/bash
 while [[ $1 == -* ]]; do shift; done
+# As srun says it where a slurmd does not answer.
+if [[ ${HANGS:-} && " $* " == *"$HANGS"* ]]; then
+  echo "srun: error: Task launch for StepId=1.0 failed on node node2: Socket timed out on send/recv operation" >&2
+  exit 140
+fi
 program=$(command -v "$1") || exit 127
 PATH=$IN_CONTAINER:$PATH exec "$program" "${@:2}"
 """
 _SCONTROL = """#!/bin/bash
-[[ $1 == show ]] && exec echo node1
+[[ $1 == show ]] && exec tr , "\n" <<<"$3"
 echo "scontrol $*"
 exit "${REFUSES:-0}"
+"""
+_SINFO = """#!/bin/bash
+printf "node%s\\n" 1 2 ${SPARE:-}
 """
 # Says where it ran, and leaves the exit code of the run.
 _PYTHON = """#!/bin/bash
@@ -43,6 +52,7 @@ def run(folder: Path, job: Job, code: int, **more: str) -> tuple[int, str]:
     """Exit code of the job whose run ends with `code`, and all that it said."""
     program(folder / "host" / "srun", _SRUN)
     program(folder / "host" / "scontrol", _SCONTROL)
+    program(folder / "host" / "sinfo", _SINFO)
     program(folder / "host" / "python3", _PYTHON)
     program(folder / "image" / "python3", _PYTHON)
     variables = {
@@ -96,3 +106,15 @@ def test_only_training_turns_the_link_to_its_newest_attempt(tmp_path: Path, job:
     assert run(tmp_path, replace(job, command=("eval", "a")), 0, SLURM_JOB_ID="2")[0] == 0
     assert (logs / "latest").readlink() == Path("slurm_1/restart_0")
     assert (logs / "latest_eval").readlink() == Path("slurm_2/restart_0")
+
+
+@pytest.mark.parametrize("step", [" doctor ", "megasharp.cluster.slurm.node"])
+def test_a_node_on_which_srun_starts_nothing_is_left_out_of_the_next_attempt(
+    step: str, tmp_path: Path, job: Job
+) -> None:
+    two = {"SLURM_JOB_NODELIST": "node1,node2", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_PARTITION": "p", "HANGS": step}
+    code, said = run(tmp_path, job, 0, **two, SPARE="3")
+    assert code == 75 and "not well: node2, see" in said and "restart_0/srun.log; to be queued again without" in said
+    assert "scontrol requeue 1\nscontrol update JobId=1 ExcNodeList=node2\n" in said
+    code, said = run(tmp_path, job, 0, **two)
+    assert code == 1 and "without them the partition has 1 node(s), too few for 2" in said and "requeue" not in said
