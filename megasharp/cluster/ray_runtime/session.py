@@ -47,6 +47,8 @@ _TOKEN_REFUSED = ("InvalidAuthToken", "Unauthenticated", "AuthenticationError")
 class SessionSettings:
     """The Ray to use. `address` ("host:port") and RAY_ADDRESS name a cluster to join; with neither, one is started.
 
+    "auto" is the one that runs on this machine.
+
     For one that is started: its CPUs and GPUs (None: what Ray finds) and the size of its object store. `start_limit_s`
     bounds the wait for either.
     """
@@ -113,14 +115,21 @@ class RaySession:
             ) from error
 
     def _join(self, address: str, limit: float) -> None:
+        if address == "auto":
+            address = _running_here()
         host, colon, port = address.rpartition(":")
         if "://" in address or not colon or not port.isdigit():
             raise UserError(
                 f"RAY_ADDRESS = {address}: give host:port of the cluster's head, or unset it to start Ray here"
             )
-        loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if host.strip("[]") in _LOOPBACK else {}
-        self._stack.callback(_set_environment({"RAY_AUTH_MODE": "token", **quiet(), **loopback}))
-        _ask(address, limit)
+        self._stack.callback(_set_environment({"RAY_AUTH_MODE": "token", **quiet()}))
+        head = _ask(address, limit)
+        if host.strip("[]") in _LOOPBACK:
+            if head in _LOOPBACK:
+                self._stack.callback(_set_environment({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}))
+            elif head:
+                # The shell of a head's pod: other nodes reach the driver only at the address by which Ray knows it.
+                address = f"{head}:{port}"
         # A Ray that takes a token made up here asks for none: whoever reaches it could run programs in it.
         code, text = _question(address, limit, {**os.environ, "RAY_AUTH_TOKEN": secrets.token_hex(32)})
         if code == 0 and not _refused(text):
@@ -222,8 +231,23 @@ def _set_environment(values: Mapping[str, str]) -> Any:
     return put_back
 
 
-def _ask(address: str, limit: float) -> None:
-    """Ask the cluster for its nodes from a process that can be ended: Ray itself may wait for ever for an answer."""
+def _running_here() -> str:
+    """Return the address of the Ray that `ray start` started last on this machine, else of one that runs on it."""
+    services: Any = importlib.import_module("ray._private.services")
+    try:
+        return str(services.get_ray_address_from_environment("auto", None))
+    except ConnectionError:
+        raise UserError(
+            "RAY_ADDRESS = auto: no Ray runs on this machine; give host:port of the cluster's head, or unset it to "
+            "start Ray here"
+        ) from None
+
+
+def _ask(address: str, limit: float) -> str:
+    """Return the address by which the cluster knows its head, "" where it names none.
+
+    A process that can be ended asks: Ray itself may wait for ever for an answer.
+    """
     began = time.monotonic()
     code, text = _question(address, limit, os.environ)
     refused = _refused(text)
@@ -238,6 +262,7 @@ def _ask(address: str, limit: float) -> None:
             f"no Ray cluster answers at {address} (given up after {time.monotonic() - began:.0f} s); "
             "check RAY_ADDRESS, or unset it to start Ray here"
         )
+    return next((line.removeprefix(_HEAD) for line in text.splitlines() if line.startswith(_HEAD)), "")
 
 
 def _question(address: str, limit: float, environment: Mapping[str, str]) -> tuple[int | None, str]:
@@ -255,7 +280,14 @@ def _refused(text: str) -> bool:
     return any(word in text for word in _TOKEN_REFUSED)
 
 
-_QUESTION = "import sys, ray; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1]).get_all_node_info()"
+_HEAD = "head "
+_QUESTION = f"""
+import sys, ray
+from ray._raylet import GcsClient
+for node in GcsClient(address=sys.argv[1]).get_all_node_info().values():
+    if node.is_head_node and node.state == 0:
+        print("{_HEAD}" + node.node_manager_address)
+"""
 
 
 def _answer(process: subprocess.Popen[bytes], output: IO[bytes], limit: float) -> tuple[int | None, str]:
