@@ -14,6 +14,9 @@ from megasharp.common.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
+# Characters of a line of the list.
+_WIDEST = 10_000
+
 runs_app = typer.Typer(no_args_is_help=True, help="List, show and compare runs.")
 
 
@@ -117,4 +120,8 @@ def list_runs(folder: Path, console: Console) -> None:
         of = "" if run.steps is None else f" of {run.steps}"
         state = said.get(run.folder, run.state)
         table.add_row(run.name, state, f"{run.last_step}{of}", reward, str(len(run.attempts)), moment(run.written))
+    # Never folded: a log's path in a state can be copied whole.
+    console.width = max(
+        console.width, console.measure(table, options=console.options.update(max_width=_WIDEST)).maximum
+    )
     console.print(table)
