@@ -474,7 +474,7 @@ def plan_run(
         return Answer(json.dumps(plan_tree(request, plan, asked.notes, found), indent=2, allow_nan=False), plan.works)
     parts = [plan_text(request, plan, asked.notes)]
     if suggestions:
-        parts.append(suggestions_text(found))
+        parts.append(suggestions_text(found, plan))
     return Answer("\n\n".join(parts), plan.works)
 
 

@@ -467,9 +467,9 @@ def test_suggestions_fit_and_are_ranked(tmp_path: Path) -> None:
     overrides = [f"{key}={value}" for key, value in found[0].keys.items()]
     again = planned(tmp_path, "qwen3-32b+qwen3-1.7b", *overrides, "cluster.nodes=4")
     assert again.step_seconds == pytest.approx(first) and again.works
-    text = suggestions_text(found)
+    text = suggestions_text(found, make_plan(question.request))
     assert max(map(len, text.splitlines())) <= 100
-    assert text.startswith("Layouts that fit, the fastest first, within 5 % the simplest (predicted):")
+    assert "file        the run file's own layout: " in text
 
 
 def test_of_layouts_as_fast_the_simplest_is_first_and_the_others_are_compared() -> None:
@@ -505,7 +505,7 @@ def test_a_suggestion_chooses_recompute_and_head_and_says_what_others_cost(
     assert seconds == sorted(seconds)
     faster = [one for one in costs.values() if (one.seconds or 0.0) < (chosen.seconds or 0.0)]
     assert not any(one.fits for one in faster)
-    text = suggestions_text([first])
+    text = suggestions_text([first], first.plan)
     assert text.count("chosen") == 1 and ("does not fit" in text) == any(not one.fits for one in costs.values())
 
 

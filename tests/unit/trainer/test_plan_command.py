@@ -145,7 +145,7 @@ def test_every_number_of_the_text_is_in_the_json(name: str) -> None:
 def numbers_are_there(request: Request, notes: tuple[str, ...]) -> None:
     plan = make_plan(request)
     found = suggest(request) if request.machines.gpu else []
-    text = plan_text(request, plan, notes) + (suggestions_text(found) if found else "")
+    text = plan_text(request, plan, notes) + (suggestions_text(found, plan) if found else "")
     tree = json.loads(json.dumps(plan_tree(request, plan, notes, found), allow_nan=False))
     known = WORDS.union(*(shown(leaf) for leaf in leaves(tree) if isinstance(leaf, int | float)))
     words = " ".join(leaf for leaf in leaves(tree) if isinstance(leaf, str))
