@@ -41,7 +41,7 @@ def test_defaults_need_nothing() -> None:
         ({"transformer_engine": True, "device": "cpu"}, "float32", "true needs a GPU; on a CPU leave it at auto"),
         ({"fp8_recipe": "tensorwise"}, "bfloat16", "no effect while policy.fp8 is null; set policy.fp8 too"),
         (
-            {"recompute_modules": ["core_attn"]},
+            {"recompute_modules": ["core_attn", "mlp"]},
             "float32",
             "no effect with policy.recompute=none; set policy.recompute=sel",
         ),
