@@ -1,6 +1,6 @@
 """pyarrow, imported when the first table is read or written: a run that keeps no tables starts without it.
 
-pyarrow takes 150 MB of disk, which a machine that was lent for half an hour may lack.
+pyarrow takes 150 MB of disk, which a GPU machine rented for an hour may lack.
 """
 
 from __future__ import annotations
