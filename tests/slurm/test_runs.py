@@ -119,12 +119,13 @@ def test_a_run_is_asked_by_its_time_limit_and_queues_itself_again_to_the_end(
 
 
 def test_a_job_that_misses_its_checkpoints_ends_and_is_not_queued_again(submit: Submitting, slurm: Cluster) -> None:
-    """It would begin at step 0, for a link that is not mounted on its node."""
+    """It would begin at step 0. They go while it waits: `submit` refuses a run whose checkpoints are missing before."""
     assert slurm.ended(submit("lost", *SMALL, "steps=2"), HANG_S).state == "COMPLETED"
     root = submit.folder / "runs" / "lost"
+    job = submit("lost", *SMALL, "steps=4", "--sbatch=--hold")
     (root / "checkpoints").rename(submit.folder / "kept")
     rows = (root / "metrics.jsonl").read_bytes()
-    job = submit("lost", *SMALL, "steps=4")
+    slurm.call("scontrol", "release", job)
     done = slurm.ended(job, HANG_S)
     log = submit.log("lost", job)
     assert (done.state, done.exit_code, done.restarts) == ("FAILED", 2, 0), log
