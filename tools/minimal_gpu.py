@@ -312,7 +312,7 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def refusal(wanted: Sequence[Step], rehearsal: bool) -> str:
-    """What this Python or machine lacks for these steps; empty where they can begin."""
+    """Say why this Python or machine cannot begin these steps; empty where it can."""
     lacking = carried_wheels.missing([step.name for step in wanted])
     if lacking:
         there = ", ".join(carried_wheels.THERE)

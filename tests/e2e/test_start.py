@@ -70,7 +70,7 @@ def test_a_dry_run_needs_fewer_still(tmp_path: Path) -> None:
     assert imported.isdisjoint({*NEVER, "megatron", "megatron.core", "megasharp.trainer.run"})
 
 
-# What a machine that was lent for half an hour may lack: pyarrow alone takes 150 MB.
+# A small GPU machine may lack them: pyarrow alone takes 150 MB.
 ABSENT = ("pyarrow", "pandas", "matplotlib", "tensorboard", "datasets", "math_verify", "ray")
 WITHOUT = f"""
 import sys

@@ -59,7 +59,7 @@ def _backward(
 
 
 def asked() -> bool:
-    """Whether this process rehearses."""
+    """Return True where this process rehearses."""
     return VARIABLE in os.environ
 
 

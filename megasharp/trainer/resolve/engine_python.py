@@ -16,7 +16,7 @@ from megasharp.trainer.resolve.devices import device_of
 
 # Set by an image whose engines have an environment of their own.
 ENGINES_PYTHON = "MEGASHARP_ENGINES_PYTHON"
-# What `make gpu` and `make fleet` build; the first that is there counts. Each is built for one device.
+# The environments that `make gpu` and `make fleet` build; the first that is there counts. Each is built for one device.
 _ENVIRONMENTS = {"cuda": (".venv-engines", ".venv-fleet"), "cpu": (".venv-fleet", ".venv-engines")}
 
 

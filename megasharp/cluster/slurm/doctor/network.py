@@ -33,7 +33,7 @@ _SLOW_VALUES = {
 
 
 def chosen_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that NCCL, gloo and CUDA's queues heed."""
+    """Return the variables that NCCL, gloo and CUDA's queues read."""
     return {name: value for name, value in sorted(environment.items()) if name.startswith(_PREFIXES)}
 
 
@@ -48,7 +48,7 @@ def nccl_values(found: Mapping[str, str], nodes: int, hcas: int) -> Iterator[Fin
 
 
 def nccl_interfaces(found: Mapping[str, str], names: Sequence[str], nodes: int) -> Finding | None:
-    """Check that an interface that gloo and NCCL are told to use is here, and leads to other nodes; None if all are."""
+    """Check that the interface set for gloo and NCCL is here, and leads to other nodes; None if all are."""
     for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         text = found.get(variable)
         if not text:
