@@ -143,7 +143,7 @@ def test_every_transport_brings_every_tensor_to_every_engine(
 
 
 def variables_of(fleet: Fleet) -> list[object]:
-    """What the engines' servers have of the variables that NCCL's groups depend on, once SGLang has set its own."""
+    """Return the variables of NCCL's groups as the engines' servers have them, once SGLang has set its own."""
     return [(member.process.api.identity(HANG_S) or {})[VARIABLES] for member in fleet.members.alive()]
 
 

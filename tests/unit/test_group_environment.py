@@ -99,7 +99,7 @@ def test_adapters_of_one_link_layer_and_one_speed(
 
 
 def actors_environment(actor: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What a rank's or an engine's actor, on a node whose address is the loopback, leaves to NCCL and its children."""
+    """Return the variables that an actor leaves to NCCL and its children, on a node whose address is the loopback."""
     address, nothing = "127.0.0.1", lambda *_: None
     if actor == "rank":
         monkeypatch.setattr(rank_actor, "redirect_output", nothing)
@@ -159,7 +159,7 @@ def test_one_queue_where_collectives_hide_behind_products(
 
 
 def sglangs_own(flags: Mapping[str, bool], inherited: Mapping[str, str]) -> dict[str, str]:
-    """What SGLang 0.5.21 makes of its environment (`_set_envs_and_config`), one node."""
+    """Return the environment as SGLang 0.5.21 changes it (`_set_envs_and_config`), on one node."""
     found = dict(inherited)
     symmetric, multicast = flags.get("enable_symm_mem", False), flags.get("enable_nccl_nvls", False)
     if CUMEM not in found or symmetric:

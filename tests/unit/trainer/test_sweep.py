@@ -1,4 +1,4 @@
-"""What a sweep says about its jobs, in the words of its own file."""
+"""Messages about a sweep's jobs name the keys of its own file."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def shared_memory(total: int, free: int, needed: int, gpus: int) -> Finding:
     if not needed + nccl:
         return Finding("ok", "shared memory", text)
     text += f"; Ray and buckets of weights take {size_text(needed)}" + (", NCCL up to 1.1 GB" if nccl else "")
-    # What is too small was made so; what is full holds files of processes that have ended.
+    # A small one was mounted so; a full one holds files of processes that have ended.
     small = total < needed + nccl
     remedy = (
         "make it larger (docker --shm-size=16g; on the host: mount -o remount,size=50% /dev/shm)"

@@ -182,7 +182,7 @@ def test_attention_of_unequal_heads(keys: dict[str, Any]) -> None:
 def test_attention_of_a_memory_network_by_gpu(
     keys: dict[str, Any], capability: tuple[int, int] | None, heads: int, expected: str | None
 ) -> None:
-    """What SGLang would choose on B200, trtllm_mha, serves no memory network."""
+    """SGLang's choice on B200, trtllm_mha, serves no memory network."""
     model(Path(keys["memory"]), num_attention_heads=heads)
     config = EngineConfig(**{**keys, "device": "cuda"})
     check_config(config, capability)
