@@ -494,6 +494,10 @@ class ParallelLayout:
         """Number of ranks that share the optimizer's state."""
         return self.dp * self.cp
 
+    def data_rank(self, rank: int) -> int:
+        """Return the data-parallel place of this rank of the world, in Megatron's order: tp, cp, dp, pp."""
+        return rank // (self.tp * self.cp) % self.dp
+
     @property
     def micro_batch_multiple(self) -> int:
         """Divisor of a rank's number of micro-batches: interleaved stages take `pp` of them in turn."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -30,6 +30,7 @@ from megasharp.learner.parallel import device_of_rank
 from megasharp.learner.ranks.processes import Failed, Returned
 
 P = ParamSpec("P")
+S = TypeVar("S")
 T = TypeVar("T")
 
 _SHUTDOWN_S = 20.0
@@ -59,7 +60,7 @@ class RayRanks:
         variables: Mapping[str, str] = MappingProxyType({}),
         start_limit_s: float = 600.0,
     ) -> None:
-        layout = settings[POLICY].layout
+        self._layout = layout = settings[POLICY].layout
         world = layout.world
         assert slots.layout.world == world, "the layout was made for another number of ranks"
         self._log_folder = log_folder.absolute()
@@ -96,6 +97,23 @@ class RayRanks:
         # Once into the object store, not once per rank.
         shared = ray.put((args, kwargs))
         pending = {rank: actor.call.remote(learner, function, shared) for rank, actor in enumerate(self._actors)}
+        return self._collect(pending, function.__name__)
+
+    def call_shared(
+        self,
+        learner: str,
+        function: Callable[Concatenate[RankLearner, S, P], T],
+        shares: Sequence[S],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> list[T]:
+        """Return every rank's result for its share, in rank order."""
+        assert len(shares) == self._layout.dp, "one share for each data-parallel place"
+        put = [ray.put(((share, *args), kwargs)) for share in shares]
+        pending = {
+            rank: actor.call.remote(learner, function, put[self._layout.data_rank(rank)])
+            for rank, actor in enumerate(self._actors)
+        }
         return self._collect(pending, function.__name__)
 
     def stream(

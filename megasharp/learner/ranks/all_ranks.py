@@ -32,6 +32,7 @@ from megasharp.learner.parallel import meet
 from megasharp.ops.attention_kernels import Kernels
 
 P = ParamSpec("P")
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -48,6 +49,20 @@ class Ranks(Protocol):
         """Call `function(<the named learner's part>, ...)` on every rank; results in rank order.
 
         Raises RankDied where a rank ends or fails, UserError where it raises one. All ranks are ended then.
+        """
+        ...
+
+    def call_shared(
+        self,
+        learner: str,
+        function: Callable[Concatenate[RankLearner, S, P], T],
+        shares: Sequence[S],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> list[T]:
+        """Call `function(<the named learner's part>, shares[d], ...)` on every rank, d its data-parallel place.
+
+        A share is sent once to all its ranks of a machine. Results in rank order; raises as `call` does.
         """
         ...
 
@@ -82,6 +97,18 @@ class OneRank:
     ) -> list[T]:
         """Return the one rank's result."""
         return [function(self._rank.learners[learner], *args, **kwargs)]
+
+    def call_shared(
+        self,
+        learner: str,
+        function: Callable[Concatenate[RankLearner, S, P], T],
+        shares: Sequence[S],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> list[T]:
+        """Return the one rank's result for the one share."""
+        (share,) = shares
+        return [function(self._rank.learners[learner], share, *args, **kwargs)]
 
     def stream(
         self, learner: str, function: Callable[[RankLearner], Iterator[tuple[str, Tensor]]]

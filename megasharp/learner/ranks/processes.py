@@ -39,6 +39,7 @@ from megasharp.learner.learner import POLICY, LearnerSettings, Rank, RankLearner
 from megasharp.learner.parallel import device_of_rank, meet
 
 P = ParamSpec("P")
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -167,6 +168,7 @@ class ProcessRanks:
         threads: int = 1,
         variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        self._layout = settings[POLICY].layout
         self._log_folder = log_folder
         self._variables = dict(variables)
         self._meeting = Scratch("megasharp-ranks-")
@@ -208,14 +210,27 @@ class ProcessRanks:
         self, learner: str, function: Callable[Concatenate[RankLearner, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> list[T]:
         """Return every rank's result, in rank order."""
-        self._send(Call(learner, function, args, kwargs), function.__name__)
+        self._send([Call(learner, function, args, kwargs)], function.__name__)
+        return self._collect(function.__name__)
+
+    def call_shared(
+        self,
+        learner: str,
+        function: Callable[Concatenate[RankLearner, S, P], T],
+        shares: Sequence[S],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> list[T]:
+        """Return every rank's result for its share, in rank order."""
+        assert len(shares) == self._layout.dp, "one share for each data-parallel place"
+        self._send([Call(learner, function, (share, *args), kwargs) for share in shares], function.__name__)
         return self._collect(function.__name__)
 
     def stream(
         self, learner: str, function: Callable[[RankLearner], Iterator[tuple[str, Tensor]]]
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield the items of all ranks as they arrive, on the CPU."""
-        self._send(Call(learner, function), function.__name__)
+        self._send([Call(learner, function)], function.__name__)
         pending = set(range(len(self._connections)))
         while pending:
             for rank, message in self._receive(pending, function.__name__):
@@ -229,17 +244,18 @@ class ProcessRanks:
         if not self._connections:
             return
         with contextlib.suppress(RankDied):
-            self._send(None, "close")
+            self._send([None], "close")
         deadline = time.monotonic() + _SHUTDOWN_S
         for process in self._processes:
             process.join(max(0.0, deadline - time.monotonic()))
         self._kill()
 
-    def _send(self, call: Call | None, method: str) -> None:
-        request = pickle.dumps(call, protocol=pickle.HIGHEST_PROTOCOL)
+    def _send(self, calls: Sequence[Call | None], method: str) -> None:
+        """Send one call to all ranks, or each data-parallel place its own."""
+        requests = [pickle.dumps(call, protocol=pickle.HIGHEST_PROTOCOL) for call in calls]
         for rank, connection in enumerate(self._connections):
             try:
-                connection.send_bytes(request)
+                connection.send_bytes(requests[self._layout.data_rank(rank) if len(requests) > 1 else 0])
             except OSError as error:
                 raise self._died(rank, method) from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -222,6 +223,12 @@ class GatheredRanks:
 
     def call(self, learner: str, function: Callable[..., Any], *args: object, **kwargs: object) -> list[Any]:
         return self._gather(function(self.rank.learners[learner], *args, **kwargs))
+
+    def call_shared(
+        self, learner: str, function: Callable[..., Any], shares: Seq[Any], *args: object, **kwargs: object
+    ) -> list[Any]:
+        part = self.rank.learners[learner]
+        return self._gather(function(part, shares[part.place.dp], *args, **kwargs))
 
     def stream(
         self, learner: str, function: Callable[[RankLearner], Iterator[tuple[str, Tensor]]]
