@@ -143,6 +143,7 @@ wheel: $(VENV)/.test ## build sdist and wheel into dist/, install the wheel alon
 
 bench: $(VENV)/.bench ## measure a step, beside TRL's, and its scaling
 	$(BIN)/python tools/bench_cpu.py
+	$(BIN)/python tools/bench_cpu.py --size 5m
 	$(BIN)/python tools/bench_scaling.py
 
 clean: ## remove environments, reports and builds; runs stay
