@@ -12,7 +12,6 @@ import contextlib
 import inspect
 import multiprocessing
 import os
-import pickle
 import sys
 import time
 import traceback
@@ -37,6 +36,7 @@ from megasharp.common.parent_death import end_with_parent
 from megasharp.common.stack_dumps import STOPPED, state_of, write_stacks_on_signal
 from megasharp.learner.learner import POLICY, LearnerSettings, Rank, RankLearner
 from megasharp.learner.parallel import device_of_rank, meet
+from megasharp.learner.ranks.messages import Message, Shared, receive, send
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -132,13 +132,13 @@ def _answer_calls(rank: Rank, connection: Connection) -> None:
 def _request(connection: Connection) -> Call | None:
     """Return the next call; None where the driver wants no more, or is gone."""
     try:
-        return cast("Call | None", pickle.loads(connection.recv_bytes()))
+        return cast("Call | None", receive(connection))
     except EOFError:
         return None
 
 
 def _send(connection: Connection, message: Returned | Item | Failed) -> None:
-    connection.send_bytes(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+    send(connection, Message.of(message))
 
 
 def redirect_output(log: str) -> None:
@@ -251,13 +251,26 @@ class ProcessRanks:
         self._kill()
 
     def _send(self, calls: Sequence[Call | None], method: str) -> None:
-        """Send one call to all ranks, or each data-parallel place its own."""
-        requests = [pickle.dumps(call, protocol=pickle.HIGHEST_PROTOCOL) for call in calls]
-        for rank, connection in enumerate(self._connections):
-            try:
-                connection.send_bytes(requests[self._layout.data_rank(rank) if len(requests) > 1 else 0])
-            except OSError as error:
-                raise self._died(rank, method) from error
+        """Send one call to all ranks, or each data-parallel place its own, one after the other."""
+        for place, call in enumerate(calls):
+            ranks = [rank for rank in range(len(self._connections)) if self._takes(rank, place, len(calls))]
+            with contextlib.closing(self._shared(call)) as shared:
+                for rank in ranks:
+                    try:
+                        shared.send(self._connections[rank], self._processes[rank].pid or 0)
+                    except OSError as error:
+                        raise self._died(rank, method) from error
+
+    def _takes(self, rank: int, place: int, places: int) -> bool:
+        return places == 1 or self._layout.data_rank(rank) == place
+
+    def _shared(self, call: Call | None) -> Shared:
+        try:
+            return Shared(Message.of(call))
+        except BaseException:
+            # Some ranks may have their share, and would wait for those that have none.
+            self._kill()
+            raise
 
     def _collect(self, method: str) -> list[Any]:
         results: dict[int, object] = {}
@@ -280,7 +293,7 @@ class ProcessRanks:
     def _message(self, rank: int) -> Returned | Item | Failed | None:
         """Return the rank's next message; None when it is gone."""
         try:
-            message: Returned | Item | Failed = pickle.loads(self._connections[rank].recv_bytes())
+            message: Returned | Item | Failed = receive(self._connections[rank])
         except (EOFError, OSError):
             return None
         return message

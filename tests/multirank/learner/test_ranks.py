@@ -242,6 +242,7 @@ import sys, time
 from pathlib import Path
 sys.path[:0] = {path!r}
 from policies import CPU, LAYOUTS, recipe, settings
+from test_shares import seen, shares
 from megasharp.learner.learner import RankLearner
 from megasharp.learner.ranks.processes import ProcessRanks
 
@@ -251,6 +252,7 @@ if __name__ == "__main__":
     # Saving has threads of its own.
     ranks.call("policy", RankLearner.begin_save, Path({logs!r}, "saved"), False)
     ranks.call("policy", RankLearner.finish_saves)
+    ranks.call_shared("policy", seen, shares(2), 1)
     print("saved", flush=True)
     {then}
 """
@@ -259,7 +261,7 @@ if __name__ == "__main__":
 @pytest.mark.long("ranks")
 @pytest.mark.parametrize("end", ["killed", "raises"])
 def test_ranks_end_with_their_driver(folder: str, tmp_path: Path, end: str) -> None:
-    script = tmp_path / "driver.py"
+    script, shared_memory = tmp_path / "driver.py", set(Path("/dev/shm").iterdir())
     then = "time.sleep(3600)" if end == "killed" else "raise RuntimeError('the driver has a bug')"
     script.write_text(DRIVER.format(path=sys.path, folder=folder, logs=str(tmp_path / "logs"), then=then))
     with subprocess.Popen(
@@ -277,3 +279,4 @@ def test_ranks_end_with_their_driver(folder: str, tmp_path: Path, end: str) -> N
             assert alive == []
         finally:
             driver.kill()
+    assert set(Path("/dev/shm").iterdir()) <= shared_memory, "ranks were sent their shares"
