@@ -231,6 +231,18 @@ def interruptible() -> Iterator[None]:
 
 
 @contextmanager
+def saves_wait() -> Iterator[None]:
+    """Within `interruptible`, let a request to save wait for the block's end: for a call that must be answered."""
+    before, _State.at_once = _State.at_once, False
+    try:
+        yield
+    finally:
+        _State.at_once = before
+    if before:
+        check_save()
+
+
+@contextmanager
 def save_kept_from_children() -> Iterator[None]:
     """Start processes with SIGUSR1 blocked: Slurm sends it to all of a job, and it would end them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {SAVE})

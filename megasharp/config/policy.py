@@ -136,11 +136,14 @@ class PolicyConfig(Section):
         description="Device of the policy and of the engines. auto takes GPUs where cluster.gpus_per_node is above 0, "
         "or where a run without Ray finds one; else the CPU.",
     )
-    dp: int = Field(
-        default=1,
+    dp: DerivedInt = Field(
+        default=LEFT_OPEN,
         ge=1,
         description="Number of data-parallel replicas of the policy. Raise it to train on more GPUs; dp x tp x pp x "
-        "cp is the number of ranks.",
+        "cp is the number of ranks. null: 1 on GPUs, with Ray, and in a deterministic run. On the CPU with the "
+        "in-process engine one for each core (OMP_NUM_THREADS, where set, says how many), at most 4, as long as each "
+        "has 8 prompts of a step, and all of them, at 24 bytes a parameter and 1 GiB each, fit into half of the "
+        "memory; they sample too, each its share.",
     )
     tp: int = Field(
         default=1,
@@ -243,3 +246,8 @@ class PolicyConfig(Section):
         "settings). Names and types are checked; options that megasharp sets itself or that would change the model "
         "are refused.",
     )
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks; a `dp` that is left open counts as 1, which it is wherever ranks are placed."""
+        return (self.dp or 1) * self.tp * self.pp * self.cp

@@ -21,7 +21,13 @@ from megasharp.rollout.sglang.client.external import take_key
 from megasharp.rollout.step_request import Engine
 from megasharp.tasks.stream import DataCursor, PromptStream
 from megasharp.trainer.checkpoints import Checkpoints
-from megasharp.trainer.engine_setup import Collector, Serving, VersionedSync, open_serving
+from megasharp.trainer.engine_setup import (
+    Collector,
+    RanksServing,
+    Serving,
+    VersionedSync,
+    open_serving,
+)
 from megasharp.trainer.factories import Learners, make_learners
 from megasharp.trainer.loop import Phases
 from megasharp.trainer.placement import Placement, open_placement
@@ -71,11 +77,16 @@ def assemble(
         judge = RewardJudge(resolved.config.reward, tasks, folder.logs / "verifiers.log", say, own)
         stack.callback(judge.close)
         judge.try_function(resolved.prompts.first(TRIED_ROWS))
-        # Engines before learners: those that share devices sleep when they have started, which makes room.
-        serving = open_serving(resolved, placement, folder.root, folder.logs, note, key)
-        stack.callback(serving.close)
+        serving: Serving | None = None
+        if not resolved.samples_in_ranks:
+            # Engines before learners: those that share devices sleep when they have started, which makes room.
+            serving = open_serving(resolved, placement, folder.root, folder.logs, note, key)
+            stack.callback(serving.close)
         learners = make_learners(resolved, placement, folder.logs)
         stack.callback(learners.policy.close)
+        if serving is None:
+            serving = RanksServing(resolved, learners)
+            stack.callback(serving.close)
         tell_attention(learners, folder, attempt, say)
     prompts = restore(resolved, checkpoints, learners, clock)
     rollouts = continue_rollouts(serving, judge, checkpoints, prompts, inputs, say)

@@ -20,9 +20,10 @@ from megasharp.rollout.sglang.client.external import (
 from megasharp.rollout.sglang.client.fleet import Fleet, FleetOptions, Sleeper
 from megasharp.rollout.step_request import Engine, PromptSource
 from megasharp.tasks.judge import Judge
-from megasharp.trainer.factories import make_async_rollouts, make_engine, make_rollouts
+from megasharp.trainer.factories import Learners, make_async_rollouts, make_engine, make_rollouts
 from megasharp.trainer.loop import Phases, Rollouts, Sync
 from megasharp.trainer.placement import Placement
+from megasharp.trainer.rank_engines import EngineFolders, RankEngines
 from megasharp.trainer.resolve.devices import device_of, sampling_device
 from megasharp.trainer.resolve.engine_settings import (
     check_room,
@@ -34,7 +35,7 @@ from megasharp.trainer.resolve.engine_settings import (
 )
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
 from megasharp.weight_sync.colocation import Apart, Colocated, Offloadable
-from megasharp.weight_sync.endpoints import InProcessSync, WeightSource
+from megasharp.weight_sync.endpoints import InPlaceSync, InProcessSync, WeightSource
 from megasharp.weight_sync.push import FleetSync, make_transport
 
 
@@ -120,6 +121,45 @@ class InProcessServing:
 
     def close(self) -> None:
         """Free the engine's weights."""
+        self._engine.close()
+
+
+class RanksServing:
+    """An engine in each of the policy's ranks."""
+
+    def __init__(self, resolved: ResolvedRun, learners: Learners) -> None:
+        self._resolved = resolved
+        memory = resolved.memory
+        folders = EngineFolders(
+            # Ranks may run in another folder.
+            resolved.model.description.absolute(),
+            memory.model.description.absolute() if memory else None,
+            memory.window if memory else None,
+        )
+        self._engine = RankEngines(learners.policy, learners.memory, resolved.layout.dp, folders)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that samples."""
+        return self._engine
+
+    def rollouts(self, judge: Judge, meanwhile: Callable[[], None]) -> Collector:
+        """Sample round by round, on all ranks."""
+        return make_rollouts(self._resolved, self._engine, judge)
+
+    def sync(self, version: int, memory_version: int) -> VersionedSync:
+        """Have each rank hand over its own weights."""
+        return InPlaceSync(self._engine, version, memory_version)
+
+    def phases(self, learners: Sequence[Offloadable]) -> Phases:
+        """Leave both in this machine's memory, which holds them."""
+        return Apart()
+
+    def go_on_with(self, policy: WeightSource, memory: WeightSource | None) -> None:
+        """Do nothing: these engines end with the learner's ranks."""
+
+    def close(self) -> None:
+        """Sample no more."""
         self._engine.close()
 
 

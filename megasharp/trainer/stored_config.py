@@ -29,6 +29,7 @@ DERIVED = frozenset(
         "data.max_response_tokens",
         "eval.prompt",
         "model.dtype",
+        "policy.dp",
         "policy.micro_batch_tokens",
     }
 )
@@ -77,6 +78,8 @@ def as_begun(root: Path) -> Tree:
     """
     where = str(root / "config.yaml")
     stored = _with_length_bias(_with_correction(_with_schedule(prompts_meant(stored_config(root)))))
+    # A run from before 2026-11-26 that has no value had this one.
+    stored = merge({"policy": {"dp": 1}}, stored)
     whole: Tree = parse_yaml(dump_yaml(validate(RunConfig, stored, where)), where)
     return whole
 

@@ -72,6 +72,29 @@ class PushedVersions:
         return self._memory_version
 
 
+class OwnWeights(Protocol):
+    """Engines that live where the learners do."""
+
+    def load_own(self, version: int) -> None:
+        """Load the learners' present weights as `version` of the policy, those of a memory network too."""
+        ...
+
+
+class InPlaceSync(PushedVersions):
+    """Has engines that live beside the learners' own weights load them under a new version."""
+
+    def __init__(self, engines: OwnWeights, version: int = -1, memory_version: int = -1) -> None:
+        super().__init__(version, memory_version)
+        self._engines = engines
+
+    def push(self, source: WeightSource, memory: WeightSource | None = None) -> int:
+        """Load all weights, and the memory network's if given; returns the new version, one above the last."""
+        self._engines.load_own(self._version + 1)
+        self._version += 1
+        self._memory_version += memory is not None
+        return self._version
+
+
 class InProcessSync(PushedVersions):
     """Pushes every weight of the source to the sink under a new version."""
 

@@ -168,6 +168,11 @@ def test_a_killed_run_resumes_and_ends_like_an_uninterrupted_one(command: Comman
 
 
 @pytest.mark.long("runs")
+def test_a_killed_run_of_two_ranks_that_sample_resumes_exactly(command: Command) -> None:
+    killed_and_resumed(command, always=("policy.dp=2",))
+
+
+@pytest.mark.long("runs")
 def test_the_curves_of_a_killed_run_go_on_in_a_tracker(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,12 +187,14 @@ def test_the_curves_of_a_killed_run_go_on_in_a_tracker(
     ]
 
 
-def killed_and_resumed(command: Command, *options: str) -> tuple[str, list[dict[str, float]]]:
+def killed_and_resumed(
+    command: Command, *options: str, always: tuple[str, ...] = ()
+) -> tuple[str, list[dict[str, float]]]:
     """Kill a run after its first checkpoint and resume it; returns what that printed and the undisturbed run's rows.
 
-    The two runs must have the same figures.
+    The two runs must have the same figures. The undisturbed one has the options `always` alone.
     """
-    steps = ("steps=6", "checkpoint.every=2")
+    steps = ("steps=6", "checkpoint.every=2", *always)
     command.run(*command.train(*steps, "name=whole"))
     first = command.runs / "killed" / "checkpoints" / "step_000002" / "manifest.json"
 
@@ -205,12 +212,18 @@ def killed_and_resumed(command: Command, *options: str) -> tuple[str, list[dict[
     return out, whole
 
 
-def test_tensor_and_pipeline_ranks_train_the_same_policy(command: Command) -> None:
+def test_ranks_train_the_same_policy_whoever_samples(command: Command) -> None:
+    """With tensor and pipeline ranks the driver samples; data-parallel ranks sample themselves, each a share."""
     command.run(*command.train("steps=3", "name=one"))
     command.run(*command.train("steps=3", "name=four", "policy.tp=2", "policy.pp=2"))
-    for one, four in zip(command.rows("one"), command.rows("four"), strict=True):
+    out = command.run(*command.train("steps=3", "name=two", "policy.dp=2"))
+    assert "engine in each rank" in out
+    for one, *others in zip(*map(command.rows, ("one", "two", "four")), strict=True):
         for key in ("policy/loss", "policy/grad_norm", "entropy/policy"):
-            assert four[key] == pytest.approx(one[key], rel=1e-4), key
+            assert [other[key] for other in others] == pytest.approx([one[key]] * 2, rel=1e-4, abs=1e-7), key
+    tables = [pq.read_table(command.runs / name / "rollout_tokens" / "step_000001.parquet") for name in ("one", "two")]
+    sampled = [[table[column].to_pylist() for column in ("group_id", "index", "token_texts")] for table in tables]
+    assert sampled[0] == sampled[1]
 
 
 @pytest.mark.long("runs")

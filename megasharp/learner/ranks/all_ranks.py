@@ -62,8 +62,7 @@ class Ranks(Protocol):
     ) -> list[T]:
         """Call `function(<the named learner's part>, shares[d], ...)` on every rank, d its data-parallel place.
 
-        A share is sent once to all its ranks of a machine. They may read it in the same memory, so none writes there.
-        Results in rank order; raises as `call` does.
+        A share is sent once to all its ranks of a machine. Results in rank order; raises as `call` does.
         """
         ...
 
@@ -167,6 +166,16 @@ class RanksLearner:
     def call(self, function: Callable[Concatenate[RankLearner, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
         """Call a method of `RankLearner` or a module's function with each rank's part; results in rank order."""
         return self._ranks.call(self._name, function, *args, **kwargs)
+
+    def call_shared(
+        self,
+        function: Callable[Concatenate[RankLearner, S, P], T],
+        shares: Sequence[S],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> list[T]:
+        """Call a function with each rank's part and the share of its data-parallel place; results in rank order."""
+        return self._ranks.call_shared(self._name, function, shares, *args, **kwargs)
 
     def begin_save(self, folder: Path, copy: bool) -> None:
         """Begin to write all ranks' shards into `folder`; with `copy` training may go on meanwhile."""

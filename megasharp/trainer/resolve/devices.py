@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -18,19 +19,46 @@ from megasharp.convert.architecture import Architecture
 ONE_THREAD_BELOW = 4_000_000
 
 
+# Before anything has changed it: OMP_NUM_THREADS where set, else the physical cores.
+_TORCH_THREADS = torch.get_num_threads()
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process is to compute on: OMP_NUM_THREADS, where set, decides."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return _TORCH_THREADS
+    quota, period = _cgroup_limits("cpu.max", 2)
+    return _TORCH_THREADS if quota is None else max(1, min(_TORCH_THREADS, quota // (period or quota)))
+
+
+def machine_memory() -> int:
+    """Return the bytes of memory that this machine has, or that a container leaves of them."""
+    (limit,) = _cgroup_limits("memory.max", 1)
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return there if limit is None else min(there, limit)
+
+
+def _cgroup_limits(file: str, count: int) -> list[int | None]:
+    """Return the first numbers of a control group's file; None for `max`, and where there is no such file."""
+    try:
+        words = (_CGROUP / file).read_text().split()
+    except OSError:
+        return [None] * count
+    return [int(word) if word.isdecimal() else None for word in words[:count]]
+
+
 def cpu_threads(architecture: Architecture, processes: int, deterministic: bool) -> int:
     """Return the threads for one of `processes` processes that compute at the same time.
 
-    OMP_NUM_THREADS, where set, decides. Deterministic runs get one, because sums depend on the number of threads, and
-    that would depend on the machine.
+    They share OMP_NUM_THREADS, where set. Deterministic runs get one each, because sums depend on the number of
+    threads, and that would depend on the machine.
     """
     if deterministic:
         return 1
-    if "OMP_NUM_THREADS" in os.environ:
-        return torch.get_num_threads()
-    if architecture.parameter_count() < ONE_THREAD_BELOW:
+    if "OMP_NUM_THREADS" not in os.environ and architecture.parameter_count() < ONE_THREAD_BELOW:
         return 1
-    return max(1, torch.get_num_threads() // processes)
+    return max(1, available_cores() // processes)
 
 
 def limit_threads(architecture: Architecture, deterministic: bool = False) -> None:
@@ -110,7 +138,7 @@ def _ranks_and_engines(config: RunConfig) -> tuple[int, int]:
     """Return the number of GPUs of the policy's ranks, and of the engines' ranks."""
     policy, rollout = config.policy, config.rollout
     engines = rollout.engines * rollout.tp if rollout.engine == "sglang" else 0
-    return policy.dp * policy.tp * policy.pp * policy.cp, engines
+    return policy.ranks, engines
 
 
 def check_enough(config: RunConfig, gpus: Sequence[str]) -> None:

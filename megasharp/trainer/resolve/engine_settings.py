@@ -185,7 +185,7 @@ def cluster_layout(config: RunConfig, gpus: int | None = None) -> Layout:
     """
     policy, cluster = config.policy, config.cluster
     needs = Needs(
-        world=policy.dp * policy.tp * policy.pp * policy.cp,
+        world=policy.ranks,
         tp=policy.tp,
         engines=config.rollout.engines if config.rollout.engine == "sglang" else 0,
         engine_tp=config.rollout.tp,

@@ -84,6 +84,16 @@ class ResolvedRun:
     derived: tuple[str, ...] = ()
     data_commit: str | None = None
 
+    @property
+    def samples_in_ranks(self) -> bool:
+        """True where the policy's ranks sample: on CPUs of this machine, where each holds the whole model."""
+        return (
+            self.config.rollout.engine == "inprocess"
+            and self.config.cluster.backend == "local"
+            and device_of(self.config) == "cpu"
+            and self.layout.world == self.layout.dp > 1
+        )
+
 
 def check(
     config: RunConfig, where: str, begun: bool = False, commits: Mapping[str, str] = {}, weights: bool = True

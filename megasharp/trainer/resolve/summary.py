@@ -189,7 +189,7 @@ def _engines(resolved: ResolvedRun) -> str:
     """Return the engines, their placement, and the transport of weights."""
     config = resolved.config
     if config.rollout.engine == "inprocess":
-        return "engine in this process"
+        return "engine in each rank" if resolved.samples_in_ranks else "engine in this process"
     memory = " with a memory network" if resolved.memory else ""
     transport = choose_transport(config, "sync.transport")
     urls = config.rollout.external

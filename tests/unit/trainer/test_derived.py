@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
-from megasharp.config.core import dump_yaml, parse_yaml, validate
+from megasharp.config.core import dump_yaml, merge, parse_yaml, validate
 from megasharp.config.run_config import RunConfig, load_run
 from megasharp.convert.hf_folder import read_config
+from megasharp.trainer.resolve import derived as derivation
 from megasharp.trainer.resolve import devices
 from megasharp.trainer.resolve.derived import derived
+from megasharp.trainer.resolve.devices import available_cores, cpu_threads
 from megasharp.trainer.resolve.resolved_run import check
 from megasharp.trainer.resolve.summary import describe
 from megasharp.trainer.stored_config import resumed_config
@@ -97,3 +101,80 @@ def test_engines_that_fill_a_gpu_while_they_sample_take_no_room_from_micro_batch
     }
     config = validate(RunConfig, tree, "run.yaml")
     assert derived(config, read_config(model)[2], [1_000])[0].policy.micro_batch_tokens == 4 * 5 * 1024
+
+
+def replicas(monkeypatch: pytest.MonkeyPatch, cores: int, gib: float, overrides: dict[str, object]) -> tuple[int, str]:
+    """The derived `policy.dp` of a run with 48 prompts a step on such a machine, and its clause."""
+    monkeypatch.setattr(derivation, "available_cores", lambda: cores)
+    monkeypatch.setattr(derivation, "machine_memory", lambda: int(gib * 2**30))
+    tree = {"name": "r", "steps": 2, "model": {"path": "m"}, "data": {"path": "rows.jsonl", "prompts_per_step": 48}}
+    config = validate(RunConfig, merge(tree, overrides), "run.yaml")
+    found, clauses = derived(config, read_config(BASE)[2], [10])
+    return found.policy.dp, next((clause for clause in clauses if "policy.dp" in clause), "")
+
+
+@each_case(
+    ("cores", "gib", "overrides", "expected"),
+    [
+        (2, 24.0, {}, 2),
+        (16, 24.0, {}, 4),
+        (1, 24.0, {}, 1),
+        # Two replicas of 1 GiB and the weights are more than half of it.
+        (2, 4.0, {}, 1),
+        (4, 7.0, {}, 3),
+        (4, 24.0, {"data": {"prompts_per_step": 17}}, 2),
+        (4, 24.0, {"data": {"prompts_per_step": 15}}, 1),
+        (4, 24.0, {"deterministic": True}, 1),
+        (4, 24.0, {"policy": {"tp": 2}}, 1),
+        (4, 24.0, {"policy": {"cp": 2}}, 1),
+        (4, 24.0, {"rollout": {"engine": "sglang"}}, 1),
+        (4, 24.0, {"cluster": {"backend": "ray"}}, 1),
+        (4, 24.0, {"policy": {"dp": 1}}, 1),
+        (1, 24.0, {"policy": {"dp": 2}}, 2),
+    ],
+)
+def test_a_cpu_run_has_a_replica_for_each_core(
+    monkeypatch: pytest.MonkeyPatch, cores: int, gib: float, overrides: dict[str, object], expected: int
+) -> None:
+    """Only where all of what makes replicas pay and fit is there; told only where there are several."""
+    found, clause = replicas(monkeypatch, cores, gib, overrides)
+    assert found == expected
+    several = expected > 1 and "dp" not in str(overrides)
+    assert clause == (f"policy.dp {expected} (on {cores} cores)" if several else "")
+
+
+@pytest.mark.usefixtures("one_h100")
+def test_a_gpu_run_has_one_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert replicas(monkeypatch, 8, 24.0, {"policy": {"micro_batch_tokens": 64}}) == (1, "")
+
+
+def test_the_number_of_replicas_stays_what_a_run_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a machine with other cores; a stored run without a number is older, and has one."""
+    monkeypatch.setattr(derivation, "available_cores", lambda: 2)
+    file = REPOSITORY / "examples/quickstart/run.yaml"
+    stored = dump_yaml(check(load_run(file), "run.yaml").config)
+    assert "\n  dp: 2\n" in stored
+    tree = parse_yaml(file.read_text(), "run.yaml")
+    for text, expected in ((stored, 2), (stored.replace("  dp: 2\n", ""), 1), (stored.replace("dp: 2", "dp: 1"), 1)):
+        (tmp_path / "config.yaml").write_text(text)
+        assert resumed_config(tmp_path, tree, "run.yaml", lambda line: None).policy.dp == expected
+        open_ = merge(tree, {"policy": {"dp": None}})
+        assert resumed_config(tmp_path, open_, "run.yaml", lambda line: None).policy.dp == expected
+
+
+def test_processes_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By OMP_NUM_THREADS, else by the machine and a container's quota; a small model has one thread each."""
+    small = read_config(BASE)[2]
+    large = replace(small, num_layers=40)
+    assert large.parameter_count() > devices.ONE_THREAD_BELOW > small.parameter_count()
+    monkeypatch.setattr(devices, "_TORCH_THREADS", 6)
+    monkeypatch.setattr(devices, "_CGROUP", tmp_path)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    found = [cpu_threads(each, ranks, False) for each in (small, large) for ranks in (1, 2, 4, 8)]
+    assert found == [1, 1, 1, 1, 6, 3, 1, 1]
+    assert cpu_threads(large, 1, True) == 1
+    for text, cores in (("max 100000", 6), ("250000 100000", 2), ("50000 100000", 1), ("900000 100000", 6)):
+        (tmp_path / "cpu.max").write_text(text + "\n")
+        assert available_cores() == cores
+    monkeypatch.setenv("OMP_NUM_THREADS", "6")
+    assert [cpu_threads(small, ranks, False) for ranks in (1, 2, 4)] == [6, 3, 1]

@@ -1,0 +1,131 @@
+"""Engines in the ranks' processes: one engine's completions, whoever samples what, and the ranks' ends as in a step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from policies import CPU, LAYOUTS, recipe, save_model, settings
+
+from megasharp.common import signals
+from megasharp.common.errors import RankDied, UserError
+from megasharp.common.records import Completion, GenerateRequest, SamplingParams
+from megasharp.learner.learner import MEMORY, POLICY
+from megasharp.learner.ranks.all_ranks import RanksLearner
+from megasharp.learner.ranks.processes import ProcessRanks
+from megasharp.rollout.inprocess import InProcessEngine
+from megasharp.trainer.rank_engines import EngineFolders, RankEngines
+from megasharp.weight_sync.endpoints import InPlaceSync, InProcessSync
+
+# Unequal prompts, numbers of responses, and limits; one rank more than the shortest batch has requests for.
+REQUESTS = [
+    GenerateRequest((1, 2, 3), tuple(range(100, 106))),
+    GenerateRequest((4, 5), (7,)),
+    GenerateRequest(tuple(range(10, 22)), (8, 9, 10), max_tokens=5),
+    GenerateRequest((4, 5), (11, 12)),
+    GenerateRequest((50,), (13,)),
+]
+SAMPLING = SamplingParams(12, temperature=0.8, top_p=0.9, stop_token_ids=(3, 17), record_top=2)
+CALIBRATED = SamplingParams(9, stop_token_ids=(3,), memory_mu=0.4)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> EngineFolders:
+    policy, memory = (tmp_path / name for name in ("policy", "memory"))
+    policy.mkdir()
+    memory.mkdir()
+    return EngineFolders(
+        Path(save_model(policy, "qwen3-tied")), Path(save_model(memory, "qwen2-tied")), memory_window=4
+    )
+
+
+@pytest.fixture
+def ranks(folders: EngineFolders, tmp_path: Path) -> Iterator[ProcessRanks]:
+    named = {POLICY: folders.policy, MEMORY: folders.memory}
+    needs = recipe().needs
+    started = ProcessRanks(
+        {name: settings(str(folder), LAYOUTS["dp2"], needs) for name, folder in named.items()}, CPU, tmp_path / "logs"
+    )
+    yield started
+    started.close()
+
+
+def engines_in(ranks: ProcessRanks, folders: EngineFolders) -> RankEngines:
+    engines = RankEngines(RanksLearner(ranks), RanksLearner(ranks, MEMORY), 2, folders)
+    sync = InPlaceSync(engines, version=4)
+    assert sync.push(RanksLearner(ranks), RanksLearner(ranks, MEMORY)) == engines.version == 5
+    return engines
+
+
+def same(found: Completion, expected: Completion) -> None:
+    for name in ("tokens", "sampler_logp", "policy_logp", "memory_logp", "calibration_kl", "entropy", "top_logp"):
+        ours, one = getattr(found, name), getattr(expected, name)
+        assert (ours is None) == (one is None), name
+        if one is not None:
+            torch.testing.assert_close(ours, one, atol=2e-5, rtol=1e-5, msg=name)
+    assert found.version_spans == expected.version_spans and found.finish_reason is expected.finish_reason
+    assert found.seed == expected.seed
+
+
+def test_two_ranks_sample_what_one_engine_samples(ranks: ProcessRanks, folders: EngineFolders) -> None:
+    """No other test has a share's completions come back in another order than they were asked for."""
+    engines = engines_in(ranks, folders)
+    one = InProcessEngine(
+        folders.policy, dtype=torch.float32, device=CPU, memory_folder=folders.memory, memory_window=4
+    )
+    InProcessSync(one, version=4).push(RanksLearner(ranks), RanksLearner(ranks, MEMORY))
+    for requests, sampling in ((REQUESTS, SAMPLING), (REQUESTS, CALIBRATED), (REQUESTS[:1], SAMPLING)):
+        found, expected = engines.generate(requests, sampling), one.generate(requests, sampling)
+        assert [len(each) for each in found] == [len(request.seeds) for request in requests]
+        for ours, theirs in zip(found, expected, strict=True):
+            for completion, other in zip(ours, theirs, strict=True):
+                same(completion, other)
+    scored, its = (each.candidates((1, 2), (9, 3, 30), 4) for each in (engines, one))
+    assert torch.equal(scored.tokens_TN, its.tokens_TN)
+    torch.testing.assert_close(scored.logp_T, its.logp_T)
+
+
+def test_what_an_engine_refuses_reads_the_same(ranks: ProcessRanks, folders: EngineFolders) -> None:
+    engines = engines_in(ranks, folders)
+    with pytest.raises(UserError, match=r"^a prompt holds token ids 1\.\.60, but the model's vocabulary has 53"):
+        engines.generate([*REQUESTS, GenerateRequest((1, 60), (1,))], SAMPLING)
+
+
+def test_a_rank_that_is_killed_while_it_samples_is_named(ranks: ProcessRanks, folders: EngineFolders) -> None:
+    engines = engines_in(ranks, folders)
+    pid = ranks._processes[1].pid or 0
+    killer = threading.Timer(0.3, lambda: os.kill(pid, signal.SIGKILL))
+    killer.start()
+    with pytest.raises(RankDied, match=r"rank 1 ended with exit code -9 in sample.*rank_1\.log"):
+        while True:
+            engines.generate(REQUESTS, SAMPLING)
+    killer.join()
+
+
+def test_a_request_to_save_waits_for_an_answer(
+    ranks: ProcessRanks, folders: EngineFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer that nobody waits for would be taken for the next call's."""
+    monkeypatch.setattr(signals._State, "save", None)
+    engines = engines_in(ranks, folders)
+    before = engines.generate(REQUESTS, SAMPLING)
+    pid = ranks._processes[1].pid or 0
+    os.kill(pid, signal.SIGSTOP)
+    go_on = threading.Timer(0.4, lambda: os.kill(pid, signal.SIGCONT))
+    ask = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    with signals.save_heard():
+        ask.start()
+        go_on.start()
+        with pytest.raises(signals.SaveAsked), signals.interruptible():
+            engines.generate(REQUESTS, SAMPLING)
+        assert not go_on.is_alive()
+        for ours, theirs in zip(engines.generate(REQUESTS, SAMPLING), before, strict=True):
+            for completion, other in zip(ours, theirs, strict=True):
+                same(completion, other)
+    ask.join()
+    go_on.join()
