@@ -12,6 +12,7 @@ beside the moments of each parameter. Megatron's fallback for torch's Adam saves
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -141,6 +142,21 @@ def use_where_nothing_is_fused() -> None:
 
 
 CPU = torch.device("cpu")
+
+# Names of glibc's malloc.h, and values in bytes. Below the first size memory comes from the heap, which grows by the
+# second, and whose end goes back to the system where more than the third is free.
+_MMAP_THRESHOLD, _TOP_PAD, _TRIM_THRESHOLD = (-3, 256 * 2**20), (-2, 32 * 2**20), (-1, 512 * 2**20)
+
+
+def reuse_freed_memory() -> None:
+    """Let this process reuse freed memory rather than return it to the system and have it zeroed again, page by page.
+
+    Tensors of a step are of the sizes that glibc maps and unmaps each time. Does nothing where malloc is not glibc's.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for parameter in (_MMAP_THRESHOLD, _TOP_PAD, _TRIM_THRESHOLD):
+            mallopt(*parameter)
 
 
 def _means_cuda(device: object) -> bool:

@@ -40,6 +40,7 @@ from megasharp.convert.hf_folder import TensorView
 from megasharp.convert.lora import record_adapters
 from megasharp.convert.rope import rotary_frequencies
 from megasharp.learner.attention_setup import Shape, take_up
+from megasharp.learner.cpu_backend import reuse_freed_memory
 from megasharp.learner.forward import MicroResult, Passes, StageTimers, token_inputs
 from megasharp.learner.layer_spec import fuse_gradient_sums, uses_transformer_engine
 from megasharp.learner.model import build_chunks, sort_options, transformer_config
@@ -432,6 +433,8 @@ class Rank:
         self._device = device
         if policy.deterministic:
             compute_deterministically()
+        if device.type == "cpu":
+            reuse_freed_memory()
         with megatron_device(device):
             place = initialize(policy.layout, policy.seed)
         self.learners = {name: RankLearner(own, place, device) for name, own in settings.items()}
