@@ -163,14 +163,18 @@ def _memory_of_run(config: RunConfig, gpus: int, plan: Plan | None) -> Memory:
     """Return what a run asks of a node's memory: the plan's figures, and those of processes and of /dev/shm."""
     from megasharp.cluster.ray_runtime.process_environment import SMALLEST_STORE
     from megasharp.cluster.slurm.doctor.findings import Memory
+    from megasharp.trainer.plan import ray_store_bytes
     from megasharp.trainer.resolve.engine_settings import choose_transport
 
-    shared = SMALLEST_STORE if config.cluster.backend == "ray" else 0
+    on_ray = config.cluster.backend == "ray"
+    shared = SMALLEST_STORE if on_ray else 0
     if choose_transport(config, config.name) == "shared_memory":
         shared += config.sync.bucket_mb << 20
+    # Of a node's shared memory Ray's store takes half at most.
+    store = 2 * ray_store_bytes(config) if on_ray else 0
     # On a GPU each rank has a process, and each rank of an engine another.
     both = config.rollout.engine == "sglang" and config.cluster.placement == "colocated"
-    return Memory(host=plan.host if plan else 0, processes=gpus * (2 if both else 1), shared=shared)
+    return Memory(host=plan.host if plan else 0, processes=gpus * (2 if both else 1), shared=shared, store=store)
 
 
 def examine_all_nodes(file: Path | None, overrides: Sequence[str], runs: Path) -> int:

@@ -15,7 +15,7 @@ from typing import Literal
 from megasharp.common.errors import UserError
 from megasharp.common.records import ParallelLayout
 from megasharp.config.policy import LoraConfig, PolicyConfig
-from megasharp.config.rollout import Transport
+from megasharp.config.rollout import Transport as WeightTransport
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.families import Family
 from megasharp.planner.formulas import KvCache, Lengths
@@ -122,7 +122,7 @@ class Engines:
     count: int
     tp: int
     colocated: bool
-    transport: Transport
+    transport: WeightTransport
     overlap: bool
     memory_fraction: float | None = None
     most_requests: int | None = None
@@ -428,6 +428,20 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True)
+class Transport:
+    """A step's batch on its way to the ranks.
+
+    `step`: bytes of all shares. `node`: bytes that the node with most of them gets. `seconds` are part of the driver's,
+    None on CPUs. `store`: bytes that Ray's object store needs at most, where ranks are Ray's.
+    """
+
+    step: int
+    node: int
+    seconds: float | None
+    store: int
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """An error is a run that will not work; a warning one that may be slow, or fail later.
 
@@ -466,6 +480,7 @@ class Plan:
     host: int
     problems: tuple[Problem, ...]
     dlc: DlcCost | None = None
+    transport: Transport | None = None
 
     @property
     def packed_tokens_per_second_per_gpu(self) -> float | None:

@@ -36,6 +36,7 @@ from megasharp.planner.seconds import (
     step_times,
     tokens_per_second_per_gpu,
 )
+from megasharp.planner.transport import transport
 from megasharp.planner.warnings import find_problems, needed_gpus
 
 
@@ -84,6 +85,7 @@ def make_plan(request: Request) -> Plan:
         disk=disk_bytes(request, save),
         host=host + ranks * (held + reference),
         dlc=dlc_cost(request, engine, left),
+        transport=transport(request, rows),
         problems=find_problems(request, found, engine, rows, bubble, save, times),
     )
 

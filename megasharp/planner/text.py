@@ -16,6 +16,7 @@ from megasharp.planner.memory import ANNOTATION, HANDOVER, SAMPLING, TRAINING, r
 from megasharp.planner.records import EngineMemory, Machines, Network, Plan, Request, StageMemory, range_text
 from megasharp.planner.seconds import loss
 from megasharp.planner.suggest import Suggestion
+from megasharp.planner.transport import NETWORK, PROMPT_TOKEN, RESPONSE_TOKEN
 from megasharp.planner.warnings import limits_of_predictions
 
 Tree = dict[str, object]
@@ -66,6 +67,7 @@ def plan_tree(request: Request, plan: Plan, notes: Sequence[str], suggestions: S
             {"part": time.name, "seconds": time.seconds, **_range("seconds", time.range), "how": time.how}
             for time in plan.times
         ],
+        "transport": _transport_tree(plan),
         "dlc": _dlc_tree(request, plan),
         "step_seconds": plan.step_seconds,
         **_range("step_seconds", plan.step_range),
@@ -200,6 +202,21 @@ def _disk_tree(request: Request, plan: Plan) -> Tree:
     }
 
 
+def _transport_tree(plan: Plan) -> Tree | None:
+    """A step's batch on its way to the ranks; its seconds are among the driver's."""
+    sent = plan.transport
+    if sent is None:
+        return None
+    return {
+        "response_token_bytes": RESPONSE_TOKEN,
+        "prompt_token_bytes": PROMPT_TOKEN,
+        "step_bytes": sent.step,
+        "node_bytes": sent.node,
+        "seconds": sent.seconds,
+        "ray_store_bytes": sent.store,
+    }
+
+
 def _dlc_tree(request: Request, plan: Plan) -> Tree | None:
     """Factors are against engines that hold the policy alone."""
     if plan.dlc is None:
@@ -287,7 +304,14 @@ def plan_text(request: Request, plan: Plan, notes: Sequence[str]) -> str:
     lines = [*_head(request, plan), "", *_memory(request, plan, unit)]
     if plan.engine is not None:
         lines += ["", *_engine(request, plan, plan.engine, unit), *_dlc(request, plan, unit)]
-    lines += ["", *_time(request, plan), *_checkpoint(request, plan), *_failure(request, plan), *_disk(request, plan)]
+    lines += [
+        "",
+        *_time(request, plan),
+        *_transport(plan),
+        *_checkpoint(request, plan),
+        *_failure(request, plan),
+        *_disk(request, plan),
+    ]
     notes = [*notes, *limits_of_predictions(request)]
     if notes or plan.problems:
         lines.append("")
@@ -550,6 +574,20 @@ def _time(request: Request, plan: Plan) -> Iterator[str]:
         )
     if request.engines is None:
         yield "            rollouts by the engine in this process are not predicted"
+
+
+def _transport(plan: Plan) -> Iterator[str]:
+    """Yield what the driver sends to ranks in a step, and Ray's store for it."""
+    sent = plan.transport
+    if sent is None:
+        return
+    text = (
+        f"{_size(sent.step)} a step to the ranks, at most {_size(sent.node)} to a node: {RESPONSE_TOKEN} bytes a "
+        f"response token at most, {PROMPT_TOKEN} a prompt token"
+    )
+    if sent.seconds is not None:
+        text += f"; {sent.seconds:.2f} of the driver's seconds at {NETWORK / 1e9:g} GB/s between nodes (assumed)"
+    yield from _wrapped("transport", f"{text}; Ray's object store takes up to {_size(sent.store)} of a node's memory")
 
 
 def _checkpoint(request: Request, plan: Plan) -> Iterator[str]:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from megasharp.cluster.ray_runtime.slot_layout import small_stores
 from megasharp.common.errors import UserError
+from megasharp.common.exit_codes import note
 from megasharp.common.group_environment import compute_capability, in_order, keep_to
 from megasharp.common.watchdog import There
 from megasharp.learner.learner import POLICY, LearnerSettings
@@ -19,6 +21,7 @@ from megasharp.learner.ranks.all_ranks import OneRank, Ranks
 from megasharp.rollout.sglang.client.fleet import LocalStarter
 from megasharp.rollout.sglang.client.launch import EngineHandle, FleetSettings, launch
 from megasharp.rollout.sglang.client.members import Starter
+from megasharp.trainer.plan import ray_store_bytes
 from megasharp.trainer.resolve.devices import check_enough, check_names, cpu_threads, device_of, gpus_here
 from megasharp.trainer.resolve.engine_settings import cluster_layout, group_variables
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
@@ -198,9 +201,14 @@ def open_placement(resolved: ResolvedRun) -> Placement:
     from megasharp.cluster.ray_runtime.session import RaySession, SessionSettings
 
     assert resolved.cluster_layout is not None
-    session = RaySession(SessionSettings(gpus=None if resolved.cluster_layout.gpu else 0))
+    settings, store = SessionSettings(gpus=None if resolved.cluster_layout.gpu else 0), ray_store_bytes(resolved.config)
+    session = RaySession(replace(settings, object_store_bytes=max(store, settings.object_store_bytes)))
     try:
-        return RayPlacement(resolved, session, session.reserve(resolved.cluster_layout))
+        slots = session.reserve(resolved.cluster_layout)
+        small = small_stores(store, session.nodes())
+        if small is not None:
+            note(small)
+        return RayPlacement(resolved, session, slots)
     except BaseException:
         session.close()
         raise

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Self
 
 from megasharp.algos.base import OldLogp
 from megasharp.common.errors import NotAtHand, RunFailed, UserError
-from megasharp.common.records import as_dtype
+from megasharp.common.records import ParallelLayout, as_dtype
 from megasharp.config.core import PRESETS, find
 from megasharp.config.hub import cached_model, is_hub_id, model_place
 from megasharp.config.run_config import RunConfig
@@ -45,6 +45,7 @@ from megasharp.planner.records import (
 )
 from megasharp.planner.suggest import make_plan, suggest
 from megasharp.planner.text import plan_text, plan_tree, suggestions_text
+from megasharp.planner.transport import store_bytes
 from megasharp.rollout.sglang.client.admission import limits_of
 from megasharp.tasks.problems import task_of
 from megasharp.trainer.resolve import engine_python
@@ -57,7 +58,6 @@ from megasharp.trainer.resolve.resolved_run import check_precision_keys
 from megasharp.trainer.resolve.summary import environment_notes
 
 if TYPE_CHECKING:
-    from megasharp.common.records import ParallelLayout
     from megasharp.config.policy import LoraConfig
     from megasharp.convert.architecture import Architecture
 
@@ -294,7 +294,7 @@ def _request(
 ) -> Request:
     on_gpu = options.gpu is not None or asks_for_gpus(config)
     default = Rates()
-    data, largest = config.data, config.data.largest_response
+    largest = config.data.largest_response
     # Half of the limit stands for the mean where --response does not give it.
     mean = options.response or largest / 2
     if mean > largest:
@@ -305,13 +305,7 @@ def _request(
         memory=memory,
         width=as_dtype(config.model.dtype).itemsize,
         split=config.policy,
-        batch=Batch(
-            prompts=data.prompts_per_step,
-            responses=data.largest_group,
-            mini_batches=config.recipe.mini_batches,
-            oversample=config.rollout.oversample,
-            lengths=Lengths(data.max_prompt_tokens / 2, data.max_prompt_tokens, mean, largest),
-        ),
+        batch=_batch(config, mean),
         passes=passes,
         engines=_engines(config, where),
         machines=Machines(
@@ -328,6 +322,25 @@ def _request(
         kept=_kept(config),
         limits=_limits(config),
     )
+
+
+def _batch(config: RunConfig, mean: float) -> Batch:
+    """Return a step's batch with responses of `mean` tokens."""
+    data = config.data
+    return Batch(
+        prompts=data.prompts_per_step,
+        responses=data.largest_group,
+        mini_batches=config.recipe.mini_batches,
+        oversample=config.rollout.oversample,
+        lengths=Lengths(data.max_prompt_tokens / 2, data.max_prompt_tokens, mean, data.largest_response),
+    )
+
+
+def ray_store_bytes(config: RunConfig) -> int:
+    """Return the bytes that Ray's object store needs on a node for this run's batches and streamed weights."""
+    policy = config.policy
+    layout = ParallelLayout(policy.dp, policy.tp, policy.pp, policy.cp, policy.vpp)
+    return store_bytes(_batch(config, config.data.largest_response), layout)
 
 
 def _limits(config: RunConfig) -> Limits:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from megasharp.checkpoint.recorded import CONFIG_FILE as RUN_CONFIG
 from megasharp.checkpoint.run_folder import holds_no_run
+from megasharp.cluster.ray_runtime.process_environment import STORE
 from megasharp.cluster.slurm import job as sbatch_options
 from megasharp.cluster.slurm.job import Job, Resources, Software, render, sbatch_program, submit
 from megasharp.cluster.slurm.ray_node import INTERFACE
@@ -31,7 +32,7 @@ from megasharp.planner.suggest import make_plan
 from megasharp.trainer.early_checks import Nodes, refuse_early
 from megasharp.trainer.eval_source import CHECKPOINT, check_measurable
 from megasharp.trainer.hub_inputs import HubInputs, hub_inputs
-from megasharp.trainer.plan import Options, ask
+from megasharp.trainer.plan import Options, ask, ray_store_bytes
 from megasharp.trainer.resolve.devices import asks_for_gpus
 from megasharp.trainer.resolve.engine_python import ENGINES_PYTHON
 from megasharp.trainer.resolve.engine_settings import (
@@ -165,7 +166,7 @@ def make_job(asked: Asked, config: RunConfig) -> Job:
         software=Software(python, options.container, [*options.mount, *(cache_mounts() if caches else ())]),
         restarts=options.restarts,
         doctor=_doctor(asked) if (bool(gpus) if options.doctor is None else options.doctor) else (),
-        environment={**(job_variables() if caches else {}), **_variables(options)},
+        environment={**_store(config, nodes), **(job_variables() if caches else {}), **_variables(options)},
         setup=options.setup,
         profile=asked.profile,
         umask=UMASK[config.log.readable_by],
@@ -175,6 +176,11 @@ def make_job(asked: Asked, config: RunConfig) -> Job:
 def _variables(options: ClusterProfile) -> dict[str, str]:
     """Return the variables of a profile."""
     return {**({INTERFACE: options.interface} if options.interface else {}), **options.environment}
+
+
+def _store(config: RunConfig, nodes: int) -> dict[str, str]:
+    """Return the size of Ray's object store on each of several nodes."""
+    return {STORE: str(ray_store_bytes(config))} if nodes > 1 else {}
 
 
 def _check_together(asked: Asked) -> None:

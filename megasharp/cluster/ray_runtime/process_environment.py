@@ -25,6 +25,8 @@ def usable() -> bool:
 
 
 SMALLEST_STORE = 80 * (1 << 20)
+# Ray's store on a job's nodes, in bytes, where its run needs more than is taken without it.
+STORE = "MEGASHARP_RAY_STORE_BYTES"
 
 
 def server_environment(limit: float) -> dict[str, str]:

@@ -49,8 +49,8 @@ class SessionSettings:
 
     "auto" is the one that runs on this machine.
 
-    For one that is started: its CPUs and GPUs (None: what Ray finds) and the size of its object store. `start_limit_s`
-    bounds the wait for either.
+    For one that is started: its CPUs and GPUs (None: what Ray finds) and the size of its object store, which shared
+    memory may limit. `start_limit_s` bounds the wait for either.
     """
 
     address: str | None = None
@@ -158,6 +158,7 @@ class RaySession:
                         free_cpus=left.get("CPU", 0.0),
                         gpus=all_.get("GPU", 0.0),
                         free_gpus=left.get("GPU", 0.0),
+                        store=all_.get("object_store_memory", 0.0),
                     )
                 )
         return found

@@ -173,13 +173,31 @@ _SLACK = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class NodeCapacity:
-    """A node's CPUs and GPUs, and those of them that nobody has taken."""
+    """A node's CPUs and GPUs, and those of them that nobody has taken; bytes of Ray's object store there."""
 
     address: str
     cpus: float
     free_cpus: float
     gpus: float = 0.0
     free_gpus: float = 0.0
+    store: float = 0.0
+
+
+def small_stores(needed: int, nodes: Sequence[NodeCapacity]) -> str | None:
+    """Return a line about the nodes whose object store is smaller than `needed` bytes; None where all are large enough.
+
+    Ray writes what finds no room there to disk, and reads it back.
+    """
+    small = [node for node in nodes if node.store < needed]
+    if not small:
+        return None
+    least = min(small, key=lambda node: node.store)
+    return (
+        f"Ray's object store has {least.store / 1e9:.1f} GB on {least.address}"
+        + (f" and too little on {len(small) - 1} more node(s)" if len(small) > 1 else "")
+        + f", and a step with responses of full length needs {needed / 1e9:.1f} GB: the rest would go to disk; make "
+        "/dev/shm larger, or give `ray start` a larger --object-store-memory"
+    )
 
 
 def check_capacity(layout: Layout, nodes: Sequence[NodeCapacity]) -> None:

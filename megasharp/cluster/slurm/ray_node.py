@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from megasharp.cluster.ray_runtime.process_environment import object_store_bytes, server_environment
+from megasharp.cluster.ray_runtime.process_environment import STORE, object_store_bytes, server_environment
 from megasharp.common.errors import UserError
 from megasharp.common.files import Scratch, parent_for_sockets, write_text
 from megasharp.common.group_environment import network_variables
@@ -157,7 +157,7 @@ class RayNode:
         self._start(f"--address={address}")
 
     def _start(self, *options: str) -> None:
-        gpus = os.environ.get("SLURM_GPUS_ON_NODE")
+        gpus, store = os.environ.get("SLURM_GPUS_ON_NODE"), max(_GIBIBYTE, int(os.environ.get(STORE, "0")))
         self._process = subprocess.Popen(
             [
                 sys.executable,
@@ -165,7 +165,7 @@ class RayNode:
                 f"--node-ip-address={self._interface.address}",
                 f"--node-name={self._name}",
                 f"--temp-dir={self._scratch.path}",
-                f"--object-store-memory={object_store_bytes(_GIBIBYTE)}",
+                f"--object-store-memory={object_store_bytes(store)}",
                 *([f"--num-gpus={gpus}"] if gpus else []),
                 *options,
             ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -46,6 +47,10 @@ def test_the_example_is_rendered_from_any_folder(tmp_path: Path, monkeypatch: py
     assert text.startswith("#!/bin/bash\n")
     assert f"#SBATCH --output={tmp_path}/runs/qwen2.5-32b-casp/logs/slurm_%j.log" in text
     assert f"  {CASP}\n" in text and "#SBATCH --nodes=4\n" in text and "#SBATCH --gpus-per-node=8\n" in text
+    # 8,192 responses of 8,192 tokens to prompts of 1,024, with a quarter more.
+    tokens, prompts = 8192 * 8192, 8192 * 1024
+    store = re.search(r"export MEGASHARP_RAY_STORE_BYTES=\$\{MEGASHARP_RAY_STORE_BYTES:-(\d+)\}\n", text)
+    assert store is not None and int(store[1]) == pytest.approx(1.25 * (42 * tokens + 4 * prompts), rel=0.01)
     assert list(tmp_path.iterdir()) == []
 
 

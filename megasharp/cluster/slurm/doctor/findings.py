@@ -54,12 +54,13 @@ class Memory:
     """The memory that a run asks of a node, in bytes, by its plan.
 
     `host` is what is offloaded to it. `processes` hold weights and CUDA contexts beside that. `shared` is of /dev/shm,
-    for Ray's object store and for buckets of weights.
+    for Ray's smallest object store and for buckets of weights; a store for whole steps wants `store` of it.
     """
 
     host: int = 0
     processes: int = 0
     shared: int = 0
+    store: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ def check_memory(patient: Patient) -> Iterator[Finding]:
     except OSError:
         yield Finding("FAIL", "shared memory", f"{SHARED_MEMORY} is not there; mount a tmpfs as it")
         return
-    yield shared_memory(room.total, room.free, patient.memory.shared, patient.gpus_per_node)
+    yield shared_memory(room.total, room.free, patient.memory.shared, patient.gpus_per_node, patient.memory.store)
 
 
 def cgroup_limit(own: str, mounted: Path) -> int | None:
@@ -96,15 +96,18 @@ def locked_memory(limit: int | None, hcas: int, nodes: int) -> Finding:
     return Finding("warn", "locked memory", f"{text}: NCCL's buffers on InfiniBand count against it; {remedy}")
 
 
-def shared_memory(total: int, free: int, needed: int, gpus: int) -> Finding:
-    """Compare /dev/shm with the run's needs, in bytes: `needed` of Ray and of weights; NCCL's for several `gpus`."""
+def shared_memory(total: int, free: int, needed: int, gpus: int, store: int = 0) -> Finding:
+    """Compare /dev/shm with the run's needs, in bytes: `needed` of Ray and of weights; NCCL's for several `gpus`.
+
+    With less than `store`, Ray's object store does not hold a whole step's batch.
+    """
     nccl = _NCCL_SHARED if gpus > 1 else 0
     text = f"{SHARED_MEMORY}: {size_text(free)} of {size_text(total)} free"
     if not needed + nccl:
         return Finding("ok", "shared memory", text)
     text += f"; Ray and buckets of weights take {size_text(needed)}" + (", NCCL up to 1.1 GB" if nccl else "")
     # A small one was mounted so; a full one holds files of processes that have ended.
-    small = total < needed + nccl
+    small = total < max(needed, store) + nccl
     remedy = (
         "make it larger (docker --shm-size=16g; on the host: mount -o remount,size=50% /dev/shm)"
         if small
@@ -114,4 +117,7 @@ def shared_memory(total: int, free: int, needed: int, gpus: int) -> Finding:
         return Finding("FAIL", "shared memory", f"{text}; {remedy}")
     if free < needed + nccl:
         return Finding("warn", "shared memory", f"{text}: NCCL may find no room; {remedy}")
+    if free < store:
+        kept = f"Ray's store takes half of it, and wants {size_text(store // 2)} for steps of full length"
+        return Finding("warn", "shared memory", f"{text}; {kept}: the rest goes to disk; {remedy}")
     return Finding("ok", "shared memory", text)

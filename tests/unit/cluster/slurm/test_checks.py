@@ -230,7 +230,8 @@ def test_shared_memory_has_room_for_weights_and_nccl() -> None:
     assert failed(host_memory.shared_memory(docker, docker, 600 * 10**6, 8), "67.1 MB free", "--shm-size")
     assert warned(host_memory.shared_memory(10**9, 10**9, 600 * 10**6, 8), "NCCL may find no room", "--shm-size")
     assert failed(host_memory.shared_memory(64 * GB, 10**6, 600 * 10**6, 0), "remove what ended processes left")
-    assert host_memory.shared_memory(64 * GB, 60 * GB, 600 * 10**6, 8).level == "ok"
+    assert host_memory.shared_memory(64 * GB, 60 * GB, 600 * 10**6, 8, 40 * GB).level == "ok"
+    assert warned(host_memory.shared_memory(64 * GB, 30 * GB, 600 * 10**6, 8, 40 * GB), "wants 20.0 GB", "goes to disk")
 
 
 @pytest.mark.parametrize(

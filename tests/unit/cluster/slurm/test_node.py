@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -125,7 +126,7 @@ def test_who_is_missing_is_the_first_nodes_to_say(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's promise to a child is Linux's")
 def test_a_node_that_is_killed_leaves_no_ray(tmp_path: Path) -> None:
     ray = tmp_path / "ray"
-    ray.write_text(f"#!/bin/bash\necho $$ >{tmp_path / 'pid'}\nexec sleep 3600\n")
+    ray.write_text(f"#!/bin/bash\necho $* >{tmp_path / 'given'}\necho $$ >{tmp_path / 'pid'}\nexec sleep 3600\n")
     ray.chmod(0o755)
     # Only Ray is started with this Python, and is this script instead.
     program = f"""
@@ -139,8 +140,12 @@ node.lead()
 import time
 time.sleep(3600)
 """
-    node = subprocess.Popen([sys.executable, "-c", program])
+    # No more than half of what is free there.
+    store = min(1_500_000_000, shutil.disk_usage("/dev/shm").free // 2)
+    wanted = {"MEGASHARP_RAY_STORE_BYTES": "1500000000"}
+    node = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, **wanted})
     wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
+    assert store < 1_500_000_000 or "--object-store-memory=1500000000" in (tmp_path / "given").read_text()
     left = psutil.Process(int((tmp_path / "pid").read_text()))
     node.kill()
     node.wait()
