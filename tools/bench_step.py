@@ -43,6 +43,7 @@ from torch.distributed.rendezvous import rendezvous
 from megasharp.algos.base import Needs, OldLogp
 from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.recipe import Recipe
+from megasharp.batching.delivery import shares_of, updates_of
 from megasharp.batching.packing import PackLayout, pack, row_multiple
 from megasharp.common.errors import UserError
 from megasharp.common.group_environment import compute_capability, in_order
@@ -233,9 +234,11 @@ def step(
         seconds[name] = time.perf_counter() - began
         return result
 
+    place = learner.place.dp
     if setting.annotate:
-        timed("annotate", lambda: learner.annotate(batch, Needs(old_logp=OldLogp.BEFORE_STEP)))
-    stats = timed("update", lambda: learner.step(batch, recipe))
+        share, needs = shares_of(batch)[place], Needs(old_logp=OldLogp.BEFORE_STEP)
+        timed("annotate", lambda: learner.annotate(share, 1, needs, frozenset()))
+    stats = timed("update", lambda: learner.step(updates_of(batch)[place], recipe))
     # Ranks before the last pipeline stage report nothing.
     seconds |= stats.seconds if isinstance(stats, StepStats) else {}
     timed("export", lambda: export(learner))

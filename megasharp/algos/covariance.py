@@ -27,15 +27,19 @@ def micro_batches(mini_batches: Sequence[MiniBatch]) -> list[MicroBatch]:
     return [micro for mini in mini_batches for rank in mini.per_rank for micro in rank]
 
 
-def joined(micros: Sequence[MicroBatch]) -> tuple[Tensor, TokenInputs]:
-    """Join the advantages [T] and the inputs of micro-batches; sequences are renumbered, groups keep their numbers."""
+def joined(micros: Sequence[MicroBatch], draws: bool = True) -> tuple[Tensor, TokenInputs]:
+    """Join the advantages [T] and the inputs of micro-batches; sequences are renumbered, groups keep their numbers.
+
+    Draws, which take long to compute, are left out without `draws`.
+    """
+    left_out = ("seq_T", "num_sequences") if draws else ("seq_T", "num_sequences", "draw_T")
     counts = [micro.inputs.num_sequences for micro in micros]
     first = [sum(counts[:i]) for i in range(len(counts))]
     seq_T = torch.cat([micro.inputs.seq_T + offset for micro, offset in zip(micros, first, strict=True)])
     fields = {
         field.name: _joined([getattr(micro.inputs, field.name) for micro in micros])
         for field in dataclasses.fields(TokenInputs)
-        if field.name not in ("seq_T", "num_sequences")
+        if field.name not in left_out
     }
     inputs = TokenInputs(**fields, seq_T=seq_T, num_sequences=sum(counts))  # type: ignore[arg-type]
     return torch.cat([micro.advantage_T for micro in micros]), inputs
@@ -53,7 +57,7 @@ def with_advantages(batch: StepBatch, adv_T: Tensor) -> StepBatch:
     parts = iter(torch.split(adv_T, counts))
 
     def changed(rank: Sequence[MicroBatch]) -> tuple[MicroBatch, ...]:
-        return tuple(dataclasses.replace(micro, advantage_T=next(parts)) for micro in rank)
+        return tuple(micro.with_advantages(next(parts)) for micro in rank)
 
     mini_batches = tuple(
         dataclasses.replace(mini, per_rank=tuple(changed(rank) for rank in mini.per_rank))

@@ -81,6 +81,12 @@ class Recipe:
         in_loss_is_enough = old is OldLogp.IN_LOSS and self.mini_batches == 1
         return dataclasses.replace(self.needs, old_logp=OldLogp.NONE if in_loss_is_enough else old)
 
+    @property
+    def read_before_update(self) -> Needs:
+        """Inputs that hooks before the update read: all that a method with one of these hooks needs."""
+        methods = (*self._filling("calibrate"), *self._filling("prepare"))
+        return fold(lambda a, b: a | b, (method.needs() for method in methods), Needs())
+
     def at(self, step: int) -> Self:
         """Return this recipe in training step `step`, from 1, coefficients that change with the step settled."""
         methods = {name: method.at(step) for name, method in self.methods.items()}
@@ -137,7 +143,7 @@ class Recipe:
         methods = self._filling("calibrate")
         metrics: dict[str, Mean] = {}
         if methods:
-            adv_T, x = joined(micro_batches(batch.mini_batches))
+            adv_T, x = joined(micro_batches(batch.mini_batches), self.read_before_update.draw)
             adv_T, x = adv_T.detach(), _scored_only(x)
             for method in methods:
                 adv_T, more = method.calibrate(_scored(adv_T, x.mask_T), x)
@@ -150,7 +156,7 @@ class Recipe:
 
     def prepare(self, mini: MiniBatch) -> tuple[Stats, ...]:
         """Return every method's statistics over one optimizer step, in the order of the methods."""
-        adv_T, x = joined(micro_batches([mini]))
+        adv_T, x = joined(micro_batches([mini]), self.read_before_update.draw)
         x = _scored_only(x)
         adv_T = _scored(adv_T, x.mask_T)
         filling = self._filling("prepare")

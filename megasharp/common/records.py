@@ -392,6 +392,20 @@ class MicroBatch:
     sequence_ids: tuple[int, ...]
     padding: int = 0
 
+    @property
+    def rows(self) -> int:
+        """Number of packed rows, padding included."""
+        return int(self.tokens_P.numel())
+
+    @property
+    def response_tokens(self) -> int:
+        """Number of response tokens."""
+        return int(self.targets_T.numel())
+
+    def with_advantages(self, adv_T: Tensor) -> MicroBatch:
+        """Return the micro-batch with other advantages, [T]."""
+        return replace(self, advantage_T=adv_T)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MiniBatch:

@@ -1,7 +1,8 @@
 """One rank of a run and its part of a learner: passes before the update, optimizer steps, weights, checkpoints.
 
-Every rank gets the whole step's batch and works on its data-parallel share. Ranks that do not report for their share
-(all but the last stage's first tensor-parallel rank) return None; `megasharp.learner.ranks` joins the others' results.
+Every rank gets its data-parallel share of a step and, between the passes before the update and the step, keeps it with
+their results. Ranks that do not report for their share (all but the last stage's first tensor-parallel rank) return
+None; `megasharp.learner.ranks` joins the others' results.
 The policy and DLC's memory network are two learners that share the rank's process groups.
 """
 
@@ -23,6 +24,9 @@ from torch import Tensor
 
 from megasharp.algos.base import DEFAULT_QUANTILE, Needs, OldLogp
 from megasharp.algos.recipe import MiniBatchStats, Recipe
+from megasharp.batching.delivery import HandMade, Held, Update, joined, opened
+from megasharp.batching.share import Share
+from megasharp.batching.views import Annotation
 from megasharp.common.files import FileHash
 from megasharp.common.random_state import compute_deterministically
 from megasharp.common.records import (
@@ -30,9 +34,7 @@ from megasharp.common.records import (
     Metric,
     Metrics,
     MicroBatch,
-    MiniBatch,
     ParallelLayout,
-    StepBatch,
     StepStats,
 )
 from megasharp.config.policy import PolicyConfig
@@ -89,19 +91,6 @@ class LearnerSettings:
     drawn: bool = False
     response_window: int | None = None
     cold: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Annotation:
-    """One micro-batch's results of the passes before the update; None where nothing asked for it."""
-
-    old_logp_T: Tensor | None
-    old_entropy_T: Tensor | None
-    ref_logp_T: Tensor | None
-
-
-# Per mini-batch, per micro-batch of this rank's share.
-Annotations = list[list[Annotation]]
 
 
 def _sum_gradients(models: list[torch.nn.Module], num_tokens: object = None, **kwargs: Any) -> None:
@@ -174,6 +163,7 @@ class RankLearner:
         self._offloader = Offloader(self._ddp, self._optimizer)
         self._reference: Reference | None = None
         self._writings: list[ShardWriting] = []
+        self._held: Held | None = None
         self.set_reference()
 
     @property
@@ -196,42 +186,60 @@ class RankLearner:
     def _on_device(self) -> AbstractContextManager[None]:
         return megatron_device(self._device)
 
-    def annotate(self, batch: StepBatch, needs: Needs) -> Annotations | None:
-        """Run the passes before the update that `needs` asks for.
+    def annotate(
+        self, share: Share | HandMade, ticket: int, needs: Needs, returned: frozenset[str]
+    ) -> Annotation | None:
+        """Run the passes before the update that `needs` asks for, and keep share and results for the step.
 
-        Returns, per mini-batch and micro-batch of this share, float32 [T] each; None on ranks that do not report.
+        They are kept under the number `ticket`, unless the share was made by hand. Returns the fields `returned` over
+        all tokens of this share; None on ranks that do not report.
         """
-        shares = [mini.per_rank[self._place.dp] for mini in batch.mini_batches]
-        old = reference = [list[MicroResult]()] * len(shares)
+        self._held = None
+        minis = opened(share, draws=False)
+        old = reference = [list[MicroResult]()] * len(minis)
         with self._on_device():
             if needs.old_logp is not OldLogp.NONE or needs.old_entropy:
-                old = [self._passes.annotate(share) for share in shares]
+                old = [self._passes.annotate(micros) for micros in minis]
             if needs.ref_logp:
                 # The weights change places once, whatever the number of mini-batches.
                 with self._reference_weights():
-                    reference = [self._passes.annotate(share) for share in shares]
-        if not self._place.reports:
-            return None
-        return [_annotations(*each, needs) for each in zip(old, reference, strict=True)]
+                    reference = [self._passes.annotate(micros) for micros in minis]
+        found = tuple(_annotations(*each, needs) for each in zip(old, reference, strict=True))
+        if isinstance(share, Share):
+            self._held = Held(ticket, share, found)
+        return joined(found, returned) if self._place.reports else None
 
-    def step(self, batch: StepBatch, recipe: Recipe, norm_limit: float | None = None) -> StepStats | None:
+    def step(self, update: Update, recipe: Recipe, norm_limit: float | None = None) -> StepStats | None:
         """Take one optimizer step per mini-batch, without those whose gradient norm is above `norm_limit`.
 
-        Returns this share's loss (a part of the global sum) and metrics; None on ranks that do not report.
+        Returns this share's loss (a part of the global sum) and metrics; None on ranks that do not report. What the
+        rank kept of the step's share is let go.
         """
+        minis = update.micro_batches(self._held, recipe.needs.draw)
+        self._held = None
         with self._on_device():
-            stats = [self._update(mini, recipe, norm_limit) for mini in batch.mini_batches]
+            stats = [
+                self._update(micros, recipe, denominators, statistics, norm_limit)
+                for micros, (denominators, statistics) in zip(minis, update.steps, strict=True)
+            ]
             if self._overlap is not None:
                 self._overlap.gather()
         return _join_steps(stats) if self._place.reports else None
 
-    def _update(self, mini: MiniBatch, recipe: Recipe, norm_limit: float | None) -> StepStats:
+    def _update(
+        self,
+        micros: Sequence[MicroBatch],
+        recipe: Recipe,
+        denominators: Denominators,
+        statistics: MiniBatchStats,
+        norm_limit: float | None,
+    ) -> StepStats:
         self._timers.reset()
         for chunk in self._ddp:
             chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
-        finish = partial(_finish, recipe, mini.denominators, mini.statistics, self._settings.diagnostics)
-        results = self._passes.update(mini.per_rank[self._place.dp], finish, self._request(recipe.needs))
+        finish = partial(_finish, recipe, denominators, statistics, self._settings.diagnostics)
+        results = self._passes.update(micros, finish, self._request(recipe.needs))
         loss = math.fsum(result.loss for result in results)
         with self._timers.stage("optimizer"):
             stepped = guarded_step(
@@ -394,16 +402,16 @@ def add_metrics(parts: Sequence[Metrics]) -> dict[str, Metric]:
     return joined
 
 
-def _annotations(old: Sequence[MicroResult], reference: Sequence[MicroResult], needs: Needs) -> list[Annotation]:
+def _annotations(old: Sequence[MicroResult], reference: Sequence[MicroResult], needs: Needs) -> tuple[Annotation, ...]:
     """Join one mini-batch's results of both passes; a pass that did not run has none."""
-    return [
+    return tuple(
         Annotation(
             old_logp_T=old[i].logp_T if needs.old_logp is not OldLogp.NONE else None,
             old_entropy_T=old[i].entropy_T if needs.old_entropy else None,
             ref_logp_T=reference[i].logp_T if needs.ref_logp else None,
         )
         for i in range(max(len(old), len(reference)))
-    ]
+    )
 
 
 def _join_steps(stats: Sequence[StepStats]) -> StepStats:

@@ -17,7 +17,8 @@ import torch
 
 from megasharp.algos.base import Needs, OldLogp
 from megasharp.algos.recipe import Recipe
-from megasharp.batching.packing import PackLayout, pack, with_annotations
+from megasharp.batching.delivery import with_annotations
+from megasharp.batching.packing import PackLayout, pack
 from megasharp.common.records import Group, Maximum, Mean, Metrics, Outcome, Response, StepBatch
 from megasharp.config.run_config import GuardConfig
 from megasharp.ops.segment import segment_sum

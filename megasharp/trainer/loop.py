@@ -46,8 +46,11 @@ from megasharp.weight_sync.endpoints import WeightSource
 class Learner(WeightSource, Protocol):
     """The policy under training, whatever its parallelism."""
 
-    def annotate(self, batch: StepBatch, needs: Needs) -> StepBatch:
-        """Fill in old / reference log-probs and old entropies of the batch's tokens, where `needs` asks for them."""
+    def annotate(self, batch: StepBatch, needs: Needs, returned: Needs | None = None) -> StepBatch:
+        """Find old / reference log-probs and old entropies of the batch's tokens, where `needs` asks for them.
+
+        The step has them all; the batch that is returned has those that `returned` asks for, or all where it is None.
+        """
         ...
 
     def step(self, batch: StepBatch, recipe: Recipe, norm_limit: float | None = None) -> StepStats:
@@ -307,7 +310,8 @@ def _update(
             return nothing, {}, set()
         packed = pack(samples, parts.layout, seed)
     with parts.clock.stage("annotate"):
-        annotated = parts.learner.annotate(packed, parts.guards.needs(recipe.annotation))
+        needs, read = parts.guards.needs(recipe.annotation), parts.guards.needs(recipe.read_before_update)
+        annotated = parts.learner.annotate(packed, needs, read)
         batch, gaps = parts.guards.filter(annotated, recipe, groups, parts.layout)
         if batch is None:
             return nothing, gaps, set()

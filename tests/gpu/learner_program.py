@@ -20,6 +20,7 @@ import torch.distributed as dist
 from policies import changed, optimizer_settings, ragged_sequences, recipe, settings
 from torch._C._distributed_c10d import HashStore
 
+from megasharp.batching.delivery import updates_of
 from megasharp.batching.packing import PackLayout, pack, row_multiple
 from megasharp.common.records import ParallelLayout, StepBatch, as_dtype
 from megasharp.learner.learner import POLICY, LearnerSettings, Rank
@@ -54,7 +55,7 @@ def main(folder: str, given: dict[str, Any]) -> dict[str, Any]:
     built = torch.cuda.memory_allocated() if on_gpu else 0
     figures, batch = [], batch_on(device.type)
     for _ in range(STEPS):
-        stats = learner.step(batch, METHOD)
+        stats = learner.step(updates_of(batch)[0], METHOD)
         assert stats is not None
         figures.append([stats.loss, stats.grad_norm])
     weights = {name: tensor.detach().cpu() for name, tensor in learner.export_weights()}

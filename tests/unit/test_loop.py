@@ -91,7 +91,7 @@ class StandIn:
         self.phase_at.append((self.calls[-1], self._phase))
         return {"memory/cross_entropy": Mean(1.5, 1.0)}
 
-    def annotate(self, batch: StepBatch, needs: Needs) -> StepBatch:
+    def annotate(self, batch: StepBatch, needs: Needs, returned: Needs | None = None) -> StepBatch:
         self.calls.append("annotate")
         self.phase_at.append((self.calls[-1], self._phase))
         return batch

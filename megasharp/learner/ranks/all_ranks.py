@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, zip_longest
+from itertools import chain, count, zip_longest
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -20,14 +20,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
-from megasharp.algos.base import Needs
+from megasharp.algos.base import Needs, OldLogp
 from megasharp.algos.dlc import MemoryParams, cross_entropy_recipe
 from megasharp.algos.recipe import Recipe
+from megasharp.batching.delivery import HandMade, annotated, shares_of, updates_of
 from megasharp.batching.packing import PackLayout, pack
+from megasharp.batching.views import Kept
 from megasharp.common.files import FileHash
-from megasharp.common.records import Group, Mean, Metrics, MiniBatch, Sampled, StepBatch, StepStats
+from megasharp.common.records import Group, Mean, Metrics, Sampled, StepBatch, StepStats
 from megasharp.common.records import Sequence as TrainSequence
-from megasharp.learner.learner import POLICY, Annotation, LearnerSettings, Rank, RankLearner, add_metrics, kernels_of
+from megasharp.learner.learner import POLICY, LearnerSettings, Rank, RankLearner, add_metrics, kernels_of
 from megasharp.learner.parallel import meet
 from megasharp.ops.attention_kernels import Kernels
 
@@ -128,30 +130,39 @@ class RanksLearner:
     def __init__(self, ranks: Ranks, name: str = POLICY) -> None:
         self._ranks = ranks
         self._name = name
+        # The number under which ranks keep a share.
+        self._held: int | None = None
 
     def attention(self) -> Kernels:
         """Return the kernels of attention, which are the same on all ranks."""
         return self.call(kernels_of)[0]
 
-    def annotate(self, batch: StepBatch, needs: Needs) -> StepBatch:
-        """Return the batch with the log-probs and entropies that `needs` asks for, float32 [T] each; else the batch."""
-        if not (needs.old_logp or needs.old_entropy or needs.ref_logp):
+    def annotate(self, batch: StepBatch, needs: Needs, returned: Needs | None = None) -> StepBatch:
+        """Return the batch with the log-probs and entropies that `needs` asks for, float32 [T] each; else the batch.
+
+        All of it stays on the ranks for the step. Here the batch has those that `returned` asks for; None asks for all.
+        """
+        fields = annotation_fields(needs)
+        if not fields:
             return batch
+        shares = shares_of(batch)
+        by_hand = any(isinstance(share, HandMade) for share in shares)
+        back = fields if returned is None or by_hand else fields & annotation_fields(returned)
+        ticket = next(_TICKETS)
         # Reporting ranks come in data-parallel order, because data-parallel ranks count upwards with the world's.
-        reported = [a for a in self.call(RankLearner.annotate, batch, needs) if a is not None]
-        return dataclasses.replace(
-            batch,
-            mini_batches=tuple(
-                _annotated(mini, [rank[i] for rank in reported]) for i, mini in enumerate(batch.mini_batches)
-            ),
-        )
+        found = self._ranks.call_shared(self._name, RankLearner.annotate, shares, ticket, needs, back)
+        self._held = ticket
+        reported = [annotation for annotation in found if annotation is not None]
+        return annotated(batch, Kept(ticket, fields), reported)
 
     def step(self, batch: StepBatch, recipe: Recipe, norm_limit: float | None = None) -> StepStats:
         """Take one optimizer step per mini-batch, without those whose gradient norm is above `norm_limit`.
 
         The loss is the sum of the data-parallel shares, seconds are the slowest rank's.
         """
-        stats = [s for s in self.call(RankLearner.step, batch, recipe, norm_limit) if s is not None]
+        updates, self._held = updates_of(batch, self._held), None
+        reports = self._ranks.call_shared(self._name, RankLearner.step, updates, recipe, norm_limit)
+        stats = [report for report in reports if report is not None]
         return dataclasses.replace(
             stats[0],
             loss=math.fsum(s.loss for s in stats),
@@ -222,21 +233,18 @@ class RanksLearner:
         self._ranks.close()
 
 
-def _annotated(mini: MiniBatch, by_rank: Sequence[Sequence[Annotation]]) -> MiniBatch:
-    """Fill in the results of each data-parallel rank's micro-batches."""
-    per_rank = []
-    for micros, results in zip(mini.per_rank, by_rank, strict=True):
-        filled = []
-        for micro, found in zip(micros, results, strict=True):
-            inputs = dataclasses.replace(
-                micro.inputs,
-                old_logp_T=found.old_logp_T,
-                old_entropy_T=found.old_entropy_T,
-                ref_logp_T=found.ref_logp_T,
-            )
-            filled.append(dataclasses.replace(micro, inputs=inputs))
-        per_rank.append(tuple(filled))
-    return dataclasses.replace(mini, per_rank=tuple(per_rank))
+# Numbers of annotations, unique among all learners of this process.
+_TICKETS = count(1)
+
+
+def annotation_fields(needs: Needs) -> frozenset[str]:
+    """Return the fields of `TokenInputs` that passes before the update fill for these needs."""
+    asked = {
+        "old_logp_T": needs.old_logp is not OldLogp.NONE,
+        "old_entropy_T": needs.old_entropy,
+        "ref_logp_T": needs.ref_logp,
+    }
+    return frozenset(name for name, wanted in asked.items() if wanted)
 
 
 class MemoryNetwork:

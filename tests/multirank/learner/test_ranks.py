@@ -179,12 +179,12 @@ def test_killed_rank_is_named_at_once(folder: str, tmp_path: Path, victim: int) 
     process = next(p for p in ranks._processes if p.name.endswith(f" {victim}"))
     batch = packed(ragged_sequences(), LAYOUTS["tp2"], micro_batch_tokens=16)
     one_step = recipe()
-    ranks.call(POLICY, RankLearner.step, batch, one_step)
+    RanksLearner(ranks).step(batch, one_step)
     killer = threading.Timer(0.5, lambda: os.kill(process.pid or 0, signal.SIGKILL))
     killer.start()
     with pytest.raises(RankDied, match=rf"rank {victim} ended with exit code -9 in step.*rank_{victim}\.log"):
         while True:
-            ranks.call(POLICY, RankLearner.step, batch, one_step)
+            RanksLearner(ranks).step(batch, one_step)
     died = time.monotonic()
     killer.join()
     ranks.close()
@@ -199,7 +199,7 @@ def test_a_stopped_rank_is_found_by_the_watchdog(folder: str, tmp_path: Path, mo
     logs, clock = tmp_path / "logs", StageClock()
     ranks = ProcessRanks(values(folder, "tp2"), CPU, logs)
     batch = packed(ragged_sequences(), LAYOUTS["tp2"], micro_batch_tokens=16)
-    ranks.call(POLICY, RankLearner.step, batch, recipe())
+    RanksLearner(ranks).step(batch, recipe())
     os.kill(ranks._processes[1].pid or 0, signal.SIGSTOP)
     began = time.monotonic()
     budget = Budget(1.0, "guard.stage_timeout_s")
@@ -208,7 +208,7 @@ def test_a_stopped_rank_is_found_by_the_watchdog(folder: str, tmp_path: Path, mo
         Watchdog(Watched(clock.present, logs, 2), budget, {}),
         clock.stage("update"),
     ):
-        ranks.call(POLICY, RankLearner.step, batch, recipe())
+        RanksLearner(ranks).step(batch, recipe())
     ranks.close()
     assert time.monotonic() - began < 4 * SOON_S
     line = f"{signals.failure()}"

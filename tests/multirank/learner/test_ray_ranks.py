@@ -112,12 +112,12 @@ def test_a_killed_actor_is_named_at_once(folder: str, slots: Slots, tmp_path: Pa
     actors = RayRanks(values(folder), CPU, slots, tmp_path)
     processes = [psutil.Process(pid) for pid in actors.process_ids()]
     batch, one_step = packed(ragged_sequences(), LAYOUT, micro_batch_tokens=16), recipe()
-    actors.call(POLICY, RankLearner.step, batch, one_step)
+    RanksLearner(actors).step(batch, one_step)
     killer = threading.Timer(0.5, processes[1].kill)
     killer.start()
     with pytest.raises(RankDied, match=r"rank 1 ended in step; its log is .*rank_1\.log"):
         while True:
-            actors.call(POLICY, RankLearner.step, batch, one_step)
+            RanksLearner(actors).step(batch, one_step)
     died = time.monotonic()
     assert psutil.wait_procs(processes, timeout=SOON_S)[1] == []
     actors.close()
@@ -133,7 +133,7 @@ def test_a_stopped_actor_is_found_on_its_node(
     actors = RayRanks(values(folder), CPU, slots, tmp_path)
     processes = [psutil.Process(pid) for pid in actors.process_ids()]
     batch, one_step = packed(ragged_sequences(), LAYOUT, micro_batch_tokens=16), recipe()
-    actors.call(POLICY, RankLearner.step, batch, one_step)
+    RanksLearner(actors).step(batch, one_step)
     record = tmp_path / "rank_1.process"
     record.write_text(record.read_text().replace(socket.gethostname(), "elsewhere"))
     processes[1].suspend()
@@ -144,7 +144,7 @@ def test_a_stopped_actor_is_found_on_its_node(
         Watchdog(Watched(clock.present, tmp_path, 2, there), Budget(1.0, "guard.stage_timeout_s"), {}),
         clock.stage("update"),
     ):
-        actors.call(POLICY, RankLearner.step, batch, one_step)
+        RanksLearner(actors).step(batch, one_step)
     actors.close()
     assert time.monotonic() - began < 4 * SOON_S
     assert "(guard.stage_timeout_s): rank 1 is stopped (state T, as by SIGSTOP); stacks" in str(signals.failure())
