@@ -159,6 +159,13 @@ def reuse_freed_memory() -> None:
             mallopt(*parameter)
 
 
+def return_freed_memory() -> None:
+    """Return to the system what `reuse_freed_memory` keeps."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def _means_cuda(device: object) -> bool:
     if isinstance(device, torch.device):
         return device.type == "cuda"

@@ -20,6 +20,7 @@ from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
 from megasharp.config.policy import OffloadedPart
+from megasharp.learner.cpu_backend import return_freed_memory
 from megasharp.learner.optimizer import parts
 from megasharp.learner.optimizer_offload import PageLocked, StreamedAdam
 
@@ -123,6 +124,7 @@ class Offloader:
         if torch.cuda.is_available():
             # Give the memory back to the device, for others on it: torch would keep it for this process.
             torch.cuda.empty_cache()
+        return_freed_memory()
         return sum(held.size for held in self._held)
 
     def onload(self) -> None:
