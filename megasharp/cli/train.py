@@ -67,6 +67,9 @@ def train(
         if retries:
             first = ["--resume"] * resume + ["--start-over"] * start_over
             raise typer.Exit(train_again(config, overrides or [], runs, first, allow_change or [], retries))
+        from megasharp.trainer.early_ranks import expect_ranks
+
+        expect_ranks(config, overrides or [])
     status(f"loading PyTorch, then reading {config}")
     from megasharp.checkpoint.run_folder import holds_no_run, refuse_existing
     from megasharp.config.core import dump_yaml

@@ -21,6 +21,7 @@ from megasharp.learner.ranks.all_ranks import OneRank, Ranks
 from megasharp.rollout.sglang.client.fleet import LocalStarter
 from megasharp.rollout.sglang.client.launch import EngineHandle, FleetSettings, launch
 from megasharp.rollout.sglang.client.members import Starter
+from megasharp.trainer.early_ranks import fork_soon
 from megasharp.trainer.plan import ray_store_bytes
 from megasharp.trainer.resolve.devices import check_enough, check_names, cpu_threads, device_of, gpus_here
 from megasharp.trainer.resolve.engine_settings import cluster_layout, group_variables
@@ -99,6 +100,8 @@ class LocalPlacement:
             return OneRank(settings, device_of_rank(device, 0))
         from megasharp.learner.ranks.processes import ProcessRanks
 
+        if device.type == "cpu":
+            fork_soon()
         if device.type == "cuda":
             variables |= in_order(layout.splits_tensors, compute_capability(), os.environ)
         threads = cpu_threads(self._resolved.architecture, layout.world, config.deterministic)

@@ -31,6 +31,7 @@ from torch._C._distributed_c10d import FileStore
 from megasharp.common import signals
 from megasharp.common.errors import RankDied, UserError, one_line
 from megasharp.common.files import Scratch
+from megasharp.common.fork_server import child_environment
 from megasharp.common.group_environment import keep_to
 from megasharp.common.parent_death import end_with_parent
 from megasharp.common.stack_dumps import STOPPED, state_of, write_stacks_on_signal
@@ -151,7 +152,6 @@ def redirect_output(log: str) -> None:
 
 _SHUTDOWN_S = 20.0
 _NEWS_S = 0.2
-_SAFE_PATH = "PYTHONSAFEPATH"
 
 
 class ProcessRanks:
@@ -200,7 +200,7 @@ class ProcessRanks:
         process = context.Process(target=serve, args=(worker, settings, theirs), name=f"megasharp rank {rank}")
         # A process that runs and is not known here would not be ended.
         with signals.held():
-            with _environment(self._variables), signals.kept_from_children():
+            with child_environment(self._variables), signals.kept_from_children():
                 process.start()
             self._connections.append(ours)
             self._processes.append(process)
@@ -349,21 +349,3 @@ def _context(device: torch.device) -> SpawnContext | ForkServerContext:
     # Checkpoint code is imported late elsewhere; ranks that wrote one would each import it again.
     context.set_forkserver_preload([serve.__module__, "megasharp.learner.async_checkpoint"])
     return context
-
-
-@contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Give children that start inside these variables, and no modules of the folder where the user happens to be.
-
-    Until they have this process's own path, Python would look there first, for its own modules too.
-    """
-    inside = {**variables, _SAFE_PATH: "1"}
-    before = {name: os.environ.get(name) for name in inside}
-    os.environ.update(inside)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            del os.environ[name]
-            if value is not None:
-                os.environ[name] = value

@@ -15,7 +15,15 @@ from megasharp.planner.records import DEFAULT
 from megasharp.planner.suggest import make_plan
 from megasharp.tasks.own_reward import OWN_TASK
 from megasharp.tasks.problems import response_of, task_of
-from megasharp.trainer.resolve.devices import available_cores, device_of, gpu_memory_mib, machine_memory
+from megasharp.trainer.resolve.devices import (
+    MOST_REPLICAS,
+    PROMPTS_EACH,
+    available_cores,
+    device_of,
+    gpu_memory_mib,
+    machine_memory,
+    splits_over_cores,
+)
 
 # Of a large set this share of the prompts is kept, so that a few outliers do not size every buffer.
 _KEPT = 0.999
@@ -27,10 +35,8 @@ _MICRO_BATCH = 8192
 # Multiples of the longest sequence that are tried on GPUs, and the share of a GPU's memory that the plan may fill.
 _BUDGETS = (4, 2, 1)
 _FULL = 0.95
-# Replicas on a CPU: at most so many, each with so many prompts of a step, all in this share of the memory. A parameter
-# has weight, gradient and two moments, and is in the engine and maybe in the reference too, in float32; a process has
-# its libraries and activations.
-_MOST_REPLICAS, _PROMPTS_EACH = 4, 8
+# Replicas on a CPU fill at most this share of the memory. A parameter has weight, gradient and two moments, and is in
+# the engine and maybe in the reference too, in float32; a process has its libraries and activations.
 _SHARE_OF_MEMORY, _BYTES_A_PARAMETER, _BYTES_A_PROCESS = 0.5, 24, 2**30
 
 
@@ -74,25 +80,11 @@ def derived(
     return _with(config, found), clauses
 
 
-def splits_over_cores(config: RunConfig) -> bool:
-    """Return whether a run that leaves `policy.dp` open may have several replicas on the CPUs of this machine."""
-    policy = config.policy
-    return (
-        policy.dp is None
-        and policy.tp * policy.pp * policy.cp == 1
-        and config.cluster.backend == "local"
-        and config.rollout.engine == "inprocess"
-        and not config.deterministic
-        and device_of(config) == "cpu"
-        and min(available_cores(), config.data.prompts_per_step // _PROMPTS_EACH) > 1
-    )
-
-
 def replicas_on_cpu(config: RunConfig, architecture: Architecture) -> int:
     """Return how many replicas of the policy this machine has cores, prompts and memory for, at least one."""
     room = _SHARE_OF_MEMORY * machine_memory()
     each = _BYTES_A_PARAMETER * architecture.parameter_count() + _BYTES_A_PROCESS
-    most = (_MOST_REPLICAS, available_cores(), config.data.prompts_per_step // _PROMPTS_EACH, int(room // each))
+    most = (MOST_REPLICAS, available_cores(), config.data.prompts_per_step // PROMPTS_EACH, int(room // each))
     return max(1, min(most))
 
 

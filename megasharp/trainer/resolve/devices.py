@@ -78,6 +78,24 @@ def device_of(config: RunConfig) -> Device:
     return "cuda" if here or asks_for_gpus(config) else "cpu"
 
 
+# Replicas on a CPU: at most so many, each with so many prompts of a step.
+MOST_REPLICAS, PROMPTS_EACH = 4, 8
+
+
+def splits_over_cores(config: RunConfig) -> bool:
+    """Return whether a run that leaves `policy.dp` open may have several replicas on the CPUs of this machine."""
+    policy = config.policy
+    return (
+        policy.dp is None
+        and policy.ranks == 1
+        and config.cluster.backend == "local"
+        and config.rollout.engine == "inprocess"
+        and not config.deterministic
+        and device_of(config) == "cpu"
+        and min(available_cores(), config.data.prompts_per_step // PROMPTS_EACH) > 1
+    )
+
+
 def gpu_memory_mib() -> int | None:
     """Return the memory of this machine's first GPU in MiB; None where it has none."""
     if not torch.cuda.is_available():

@@ -103,9 +103,14 @@ def test_engines_that_fill_a_gpu_while_they_sample_take_no_room_from_micro_batch
     assert derived(config, read_config(model)[2], [1_000])[0].policy.micro_batch_tokens == 4 * 5 * 1024
 
 
+def has_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
+    for module in (derivation, devices):
+        monkeypatch.setattr(module, "available_cores", lambda: cores)
+
+
 def replicas(monkeypatch: pytest.MonkeyPatch, cores: int, gib: float, overrides: dict[str, object]) -> tuple[int, str]:
     """The derived `policy.dp` of a run with 48 prompts a step on such a machine, and its clause."""
-    monkeypatch.setattr(derivation, "available_cores", lambda: cores)
+    has_cores(monkeypatch, cores)
     monkeypatch.setattr(derivation, "machine_memory", lambda: int(gib * 2**30))
     tree = {"name": "r", "steps": 2, "model": {"path": "m"}, "data": {"path": "rows.jsonl", "prompts_per_step": 48}}
     config = validate(RunConfig, merge(tree, overrides), "run.yaml")
@@ -150,7 +155,7 @@ def test_a_gpu_run_has_one_replica(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_number_of_replicas_stays_what_a_run_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also on a machine with other cores; a stored run without a number is older, and has one."""
-    monkeypatch.setattr(derivation, "available_cores", lambda: 2)
+    has_cores(monkeypatch, 2)
     file = REPOSITORY / "examples/quickstart/run.yaml"
     stored = dump_yaml(check(load_run(file), "run.yaml").config)
     assert "\n  dp: 2\n" in stored

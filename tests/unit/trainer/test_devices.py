@@ -14,6 +14,7 @@ from cases import each_case
 from megasharp.common.errors import UserError
 from megasharp.config.core import apply_overrides, parse_yaml, validate
 from megasharp.config.run_config import RunConfig
+from megasharp.trainer import early_ranks
 from megasharp.trainer.eval_source import evaluation_settings
 from megasharp.trainer.placement import check_placement
 from megasharp.trainer.resolve.devices import check_enough, check_names, gpus_here, leave_gpus_alone
@@ -122,3 +123,32 @@ def test_ranks_that_torchrun_started_are_refused(monkeypatch: pytest.MonkeyPatch
         check_placement(resolved)
     monkeypatch.setenv("WORLD_SIZE", "1")
     check_placement(resolved)
+
+
+@each_case(
+    ("overrides", "cores", "expected"),
+    [
+        ([], 2, True),
+        ([], 1, False),
+        (["policy.dp=1"], 2, False),
+        (["deterministic=true"], 2, False),
+        (["cluster.backend=ray", "policy.tp=2"], 2, False),
+        (["policy.device=cuda", "policy.tp=2"], 2, False),
+        ([FLEET], 2, False),
+        ([FLEET, "policy.tp=2"], 1, True),
+        (["policy=7"], 2, True),
+        (["nonsense"], 2, False),
+    ],
+)
+def test_ranks_are_expected_where_the_file_may_mean_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], cores: int, expected: bool
+) -> None:
+    """Before torch and the schema have been imported; mistakes are not told here."""
+    started: list[object] = []
+    monkeypatch.setattr(early_ranks.fork_server, "start", started.append)
+    monkeypatch.setattr(early_ranks, "_GPU", tmp_path / "none")
+    monkeypatch.setenv("OMP_NUM_THREADS", str(cores))
+    file = tmp_path / "run.yaml"
+    file.write_text(MINIMAL)
+    early_ranks.expect_ranks(file, overrides)
+    assert len(started) == expected

@@ -1,0 +1,42 @@
+"""The process that others are forked from on CPUs: it imports what they need, once, and may do so ahead of need."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing import forkserver
+from types import MappingProxyType
+
+from megasharp.common import signals
+
+_SAFE_PATH = "PYTHONSAFEPATH"
+
+
+def start(modules: Sequence[str]) -> None:
+    """Start this process's fork server, which imports `modules`; nothing to do where it runs already.
+
+    It ends with this process.
+    """
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*modules])
+    with signals.held(), child_environment(), signals.kept_from_children():
+        forkserver.ensure_running()
+
+
+@contextlib.contextmanager
+def child_environment(variables: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+    """Give children that start inside these variables, and no modules of the folder where the user happens to be.
+
+    Until they have this process's own path, Python would look there first, for its own modules too.
+    """
+    inside = {**variables, _SAFE_PATH: "1"}
+    before = {name: os.environ.get(name) for name in inside}
+    os.environ.update(inside)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
