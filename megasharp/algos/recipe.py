@@ -87,6 +87,11 @@ class Recipe:
         methods = (*self._filling("calibrate"), *self._filling("prepare"))
         return fold(lambda a, b: a | b, (method.needs() for method in methods), Needs())
 
+    @property
+    def penalises(self) -> bool:
+        """True where a method adds a loss that does not depend on advantages."""
+        return bool(self._filling("penalty"))
+
     def at(self, step: int) -> Self:
         """Return this recipe in training step `step`, from 1, coefficients that change with the step settled."""
         methods = {name: method.at(step) for name, method in self.methods.items()}

@@ -195,6 +195,20 @@ class Passes:
         """
         return self._schedule(micro_batches, finish, request, forward_only=False)
 
+    def without_backward(
+        self, micro_batches: Sequence[MicroBatch], finish: Finish, request: HeadRequest
+    ) -> list[MicroResult] | None:
+        """Return what `update` does of losses without any gradient, by forward passes alone; None if there is one.
+
+        Without pipeline parallelism only.
+        """
+        silent: list[bool] = []
+        with torch.no_grad():
+            results = self._schedule(
+                micro_batches, partial(_finish_silent, finish, request, silent), request, forward_only=True
+            )
+        return results if all(silent) else None
+
     def _schedule(
         self, micro_batches: Sequence[MicroBatch], finish: Finish, request: HeadRequest, *, forward_only: bool
     ) -> list[MicroResult]:
@@ -262,6 +276,21 @@ class Passes:
             "candidates/distinct_next": Mean(float(total), count),
             "candidates/gate_rate": Mean(count, float((micro.inputs.mask_T > 0).sum())),
         }
+
+
+def _finish_silent(
+    finish: Finish, request: HeadRequest, silent: list[bool], micro: MicroBatch, head: HeadOutput
+) -> tuple[Tensor, MicroResult]:
+    """Finish without gradient, and note whether the loss's gradient by the head's outputs is zero throughout."""
+    names = ["logp_T", "topn_logp_TN", *(["entropy_T"] if request.entropy_gradient else [])]
+    leaves = {name: value.detach().requires_grad_() for name in names if (value := getattr(head, name)) is not None}
+    with torch.enable_grad():
+        loss, result = finish(micro, dataclasses.replace(head, **leaves))
+        used = loss.requires_grad
+        gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True) if used else ()
+    # A gradient that is no number is not zero either.
+    silent.append(not any(bool(gradient.any()) for gradient in gradients if gradient is not None))
+    return loss.detach(), result
 
 
 def _keep_logp(micro: MicroBatch, head: HeadOutput) -> tuple[Tensor, MicroResult]:

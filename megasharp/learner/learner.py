@@ -25,6 +25,7 @@ from torch import Tensor
 from megasharp.algos.base import DEFAULT_QUANTILE, Needs, OldLogp
 from megasharp.algos.recipe import MiniBatchStats, Recipe
 from megasharp.batching.delivery import HandMade, Held, Update, joined, opened
+from megasharp.batching.packing import row_multiple
 from megasharp.batching.share import Share
 from megasharp.batching.views import Annotation
 from megasharp.common.files import FileHash
@@ -43,7 +44,7 @@ from megasharp.convert.lora import record_adapters
 from megasharp.convert.rope import rotary_frequencies
 from megasharp.learner.attention_setup import Shape, take_up
 from megasharp.learner.cpu_backend import reuse_freed_memory
-from megasharp.learner.forward import MicroResult, Passes, StageTimers, token_inputs
+from megasharp.learner.forward import Finish, MicroResult, Passes, StageTimers, token_inputs
 from megasharp.learner.layer_spec import fuse_gradient_sums, uses_transformer_engine
 from megasharp.learner.model import build_chunks, sort_options, transformer_config
 from megasharp.learner.offload import Offloader, Reference
@@ -53,6 +54,7 @@ from megasharp.learner.parallel import Place, destroy, initialize, megatron_devi
 from megasharp.learner.replicas import Checksums, checksums
 from megasharp.learner.sharded_state import load_model, load_state, save_model, save_state
 from megasharp.learner.weights import export_stage, first_weights, weight_views
+from megasharp.learner.without_advantage import split
 from megasharp.metrics.group_metrics import Diagnostics, token_metrics
 from megasharp.ops.attention_kernels import Kernels
 from megasharp.ops.head import HeadOutput
@@ -239,7 +241,9 @@ class RankLearner:
             chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
         finish = partial(_finish, recipe, denominators, statistics, self._settings.diagnostics)
-        results = self._passes.update(micros, finish, self._request(recipe.needs))
+        request = self._request(recipe.needs)
+        trained, results = self._without_backward(micros, recipe, finish, request)
+        results += self._passes.update(trained, finish, request)
         loss = math.fsum(result.loss for result in results)
         with self._timers.stage("optimizer"):
             stepped = guarded_step(
@@ -256,6 +260,22 @@ class RankLearner:
         return StepStats(
             loss, norm, stepped.learning_rate, skipped, metrics, (norm,), spikes, seconds=self._timers.take()
         )
+
+    def _without_backward(
+        self, micros: Sequence[MicroBatch], recipe: Recipe, finish: Finish, request: HeadRequest
+    ) -> tuple[Sequence[MicroBatch], list[MicroResult]]:
+        """Run forward passes alone of what has no gradient (`without_advantage`), on CPUs, where it was measured.
+
+        Returns what is left to train on, never nothing, and those passes' results.
+        """
+        layout = self._settings.layout
+        if self._device.type != "cpu" or layout.pp > 1 or self._overlap is not None or recipe.penalises:
+            return micros, []
+        trained, silent = zip(*(split(micro, row_multiple(layout, "cpu")) for micro in micros), strict=True)
+        kept = [micro for micro in trained if micro is not None]
+        alone = [micro for micro in silent if micro is not None]
+        results = self._passes.without_backward(alone, finish, request) if kept and alone else None
+        return (micros, []) if results is None else (kept, results)
 
     def _request(self, needs: Needs) -> HeadRequest:
         diagnostics = self._settings.diagnostics
