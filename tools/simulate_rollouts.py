@@ -3,6 +3,7 @@
     python tools/simulate_rollouts.py                                # every setting, 3,000 steps each
     python tools/simulate_rollouts.py --settings 0.5/1/abort 0.5/0   # oversample/max_staleness/stragglers
     python tools/simulate_rollouts.py --lengths mine.txt --limit 24576 --prompts 64 --responses 16 --running 93
+    python tools/simulate_rollouts.py --settings 0/0 --annotate 30   # seconds of annotation that sampling hides
     python tools/simulate_rollouts.py --broken                       # a collector that drops long groups: exit code 1
 
 The collector is the real one (`megasharp/rollout/async_collector.py`); all groups are kept. The engines are simulated
@@ -37,6 +38,7 @@ import torch
 from results import Figure, report
 from simulated_fleet import Lengths, SimulatedFleet, World
 
+from megasharp.batching.packing import MICRO_BATCHES_AHEAD
 from megasharp.common.records import (
     Completion,
     Group,
@@ -86,6 +88,38 @@ class Maker(GroupMaker):
             Group(name, prompt, tuple(Response(each, "", KEPT) for each in some), version)
             for name, prompt, some in zip(names, prompts, sampled, strict=True)
         ]
+
+
+class Annotation:
+    """A step's annotation, each group's as long, where `rollout.overlap_annotation` has it done in pieces.
+
+    A piece is as many groups as fill one to four of the step's `micro_batches`.
+    """
+
+    def __init__(self, fleet: SimulatedFleet, groups: int, seconds: float, micro_batches: int) -> None:
+        self._fleet, self._seconds = fleet, seconds / groups
+        self._least = math.ceil(groups / micro_batches)
+        self._waiting = self._done = 0
+
+    def finished(self, group: Group) -> None:
+        """One more."""
+        self._waiting += 1
+
+    def work(self) -> bool:
+        """Annotate a piece while engines sample."""
+        if self._waiting < self._least:
+            return False
+        count = min(self._waiting, MICRO_BATCHES_AHEAD * self._least)
+        self._waiting, self._done = self._waiting - count, self._done + count
+        self._fleet.go_on(count * self._seconds)
+        return True
+
+    def end(self) -> float:
+        """Annotate the rest after sampling; returns the seconds that had been annotated before."""
+        done, rest = self._done * self._seconds, self._waiting * self._seconds
+        self._waiting = self._done = 0
+        self._fleet.go_on(rest)
+        return done
 
 
 class Broken(AsyncRollouts):
@@ -151,10 +185,13 @@ class Run:
     steps: int
     seconds: float
     took: float
+    annotated: float
 
 
-def simulate(setting: Setting, world: World, steps: int, *, broken: bool = False) -> Run:
-    """Collect so many steps."""
+def simulate(
+    setting: Setting, world: World, steps: int, *, broken: bool = False, annotate: tuple[float, int] = (0.0, 1)
+) -> Run:
+    """Collect so many steps, each with so many seconds of annotation in so many micro-batches."""
     began, fleet, source, trained = time.process_time(), SimulatedFleet(world), Stream(), []
     judge, sampling = DirectJudge({"simulated": lambda *_: KEPT}), SamplingParams(world.lengths.limit)
     maker = Maker(judge, lambda rows: [""] * len(rows), sampling, world.responses, 1)
@@ -167,10 +204,12 @@ def simulate(setting: Setting, world: World, steps: int, *, broken: bool = False
     collector = (Broken if broken else AsyncRollouts)(fleet, maker, config, waiting=fleet.wait)
     if isinstance(collector, Broken):
         collector.longest = world.lengths.at((1 - BROKEN) ** (1 / world.responses))
-    discarded, stale, late = 0, 0.0, 0.0
+    annotation = Annotation(fleet, world.prompts, *annotate)
+    discarded, stale, late, annotated = 0, 0.0, 0.0, 0.0
     for step in range(1, steps + 1):
         fleet.step = step
-        found = collector.collect(source, StepRequest(step, world.prompts, list))
+        found = collector.collect(source, StepRequest(step, world.prompts, list, meanwhile=annotation))
+        annotated += annotation.end()
         for group in found.groups:
             if group.dropped_reason is None:
                 trained += [(response.completion.seed, response.length) for response in group.responses]
@@ -184,7 +223,7 @@ def simulate(setting: Setting, world: World, steps: int, *, broken: bool = False
     seeds = [seed for left in collector.unfinished() for seed in maker.request(prompt_at(left.position)).seeds]
     unfinished = [seed for seed in seeds if seed in fleet.admitted]
     took = time.process_time() - began
-    return Run(setting, fleet.admitted, trained, unfinished, discarded, stale, late, steps, fleet.now, took)
+    return Run(setting, fleet.admitted, trained, unfinished, discarded, stale, late, steps, fleet.now, took, annotated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +271,11 @@ def examine(run: Run) -> Found:
     )
 
 
-def examined(setting: Setting, world: World, steps: int, *, broken: bool = False) -> Found:
+def examined(
+    setting: Setting, world: World, steps: int, *, broken: bool = False, annotate: tuple[float, int] = (0.0, 1)
+) -> Found:
     """Simulate and examine."""
-    return examine(simulate(setting, world, steps, broken=broken))
+    return examine(simulate(setting, world, steps, broken=broken, annotate=annotate))
 
 
 HEAD = (
@@ -298,6 +339,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--cache", type=float, default=94.3e3 / 2.4e12, help="seconds to read a token of the cache")
     made.add_argument("--read", type=float, default=43.6e-6, help="seconds to compute a token of a prompt or prefix")
     made.add_argument("--update", type=float, help="seconds of training a step; default: by tokens, as planned")
+    made.add_argument("--annotate", type=float, default=0.0, help="seconds of annotation a step, while engines sample")
+    made.add_argument("--micro-batches", type=int, default=16, help="of a rank, in a step's annotation")
     made.add_argument("--processes", type=int, default=1, help="settings at once")
     made.add_argument("--broken", action="store_true", help="drop the 2 %% of groups with the longest responses")
     made.add_argument("--json", action="store_true", help="write tools/results/simulate_rollouts-*.json")
@@ -333,7 +376,8 @@ def main() -> int:
         f"lengths: mean {world.lengths.mean:,.0f}, 90 % {world.lengths.at(0.9):,}, limit {world.lengths.limit:,}; "
         f"decode step {1e3 * world.step_s:.2f} + {1e3 * world.response_s:.3f} n ms; update {world.update_s:,.1f} s\n"
     )
-    one = functools.partial(examined, world=world, steps=arguments.steps)
+    annotate = arguments.annotate, arguments.micro_batches
+    one = functools.partial(examined, world=world, steps=arguments.steps, annotate=annotate)
     rows, failed, settings = [], False, [each for each in arguments.settings if each.name != BASE or arguments.broken]
     mapped = map
     if arguments.processes > 1:
@@ -344,6 +388,11 @@ def main() -> int:
     for setting in arguments.settings:
         found = next(others) if setting in settings else plain
         print(row(found, plain.run), flush=True)
+        if arguments.annotate:
+            ahead = found.run.annotated / found.run.steps
+            print(
+                f"{setting.name}: of {arguments.annotate:g} s of annotation a step {ahead:.1f} s while engines sample"
+            )
         print(f"{setting.name}: {found.run.took:.0f} s of CPU, staleness <= {found.run.stale:g}", file=sys.stderr)
         if setting.max_staleness and found.failed:
             failed = True

@@ -45,17 +45,23 @@ class Held:
 class Update:
     """One rank's part of the optimizer steps of a training step, each with its denominators and statistics.
 
-    Either `share` comes along, or the rank has it under the number of `kept`: then only its `labels` do, and `kept`
-    names the fields of the annotation that the step reads.
+    Either `share` comes along, with what the driver has of its `annotation` (over all tokens in order), or the rank has
+    it under the number of `kept`: then only its `labels` do, and `kept` names the fields of the annotation that the
+    step reads.
     """
 
     steps: tuple[tuple[Denominators, tuple[Mapping[str, Tensor], ...]], ...]
     share: Share | HandMade | None = None
     labels: Labels | None = None
     kept: Kept | None = None
+    annotation: Annotation | None = None
 
     def micro_batches(self, held: Held | None, draws: bool) -> Micros:
         """Return the micro-batches of each mini-batch. Raises RuntimeError where the rank has not what it should."""
+        if isinstance(self.share, Share) and self.annotation is not None:
+            views = open_share(self.share, draws)
+            pieces = _split(self.annotation, [micro.response_tokens for micros in views for micro in micros])
+            return [[micro.changed(annotation=next(pieces)) for micro in micros] for micros in views]
         if self.share is not None:
             return opened(self.share, draws)
         assert self.labels is not None and self.kept is not None
@@ -94,7 +100,8 @@ def updates_of(batch: StepBatch, held: int | None = None) -> list[Update]:
         if share is not None and kept is not None and kept.ticket == held:
             updates.append(Update(steps, labels=share.labels, kept=kept))
         elif share is not None and kept is None:
-            updates.append(Update(steps, share))
+            found = [[micro.annotation for micro in micros if isinstance(micro, MicroView)] for micros in minis]
+            updates.append(Update(steps, share, annotation=joined(found, frozenset(_FIELDS))))
         else:
             updates.append(Update(steps, HandMade(tuple(tuple(map(_whole, micros)) for micros in minis))))
     return updates

@@ -39,6 +39,9 @@ CPU_ROWS = 128
 # others than multiples of 16 in FP8 (of 8 in one of the two products), on each rank.
 GPU_ROWS = 16
 
+# Most micro-batches of a rank that are annotated in one piece while engines sample (`rollout.overlap_annotation`).
+MICRO_BATCHES_AHEAD = 4
+
 # Without a model: every row costs the same.
 ROWS_ALONE = Flops(1.0)
 

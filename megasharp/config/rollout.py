@@ -82,6 +82,13 @@ class RolloutConfig(Section):
         description="Handling of prompts that are unfinished when a step has enough groups. abort pauses them between "
         "steps; keep lets them go on during the update, which needs max_staleness above 0 and disaggregated engines.",
     )
+    overlap_annotation: bool = Field(
+        default=False,
+        description="Computes reference and old log-probs of finished groups while the last responses of a step are "
+        "being sampled, instead of after them. Needs engines of their own (cluster.placement disaggregated), beside "
+        "which the policy's GPUs idle meanwhile. Log-probs are the same up to rounding, because responses are packed "
+        "in another order. megasharp plan says how many seconds of a step it hides.",
+    )
     request_limit_s: float = Field(
         default=1800.0,
         gt=0.0,

@@ -117,6 +117,7 @@ class Engines:
 
     The run starts `count`; `external` more, taken for equal ones, were started by hand on other GPUs. `most_requests`
     run at once in one engine. `transport` is how weights reach them. `overlap`: they sample while the policy trains.
+    `overlap_annotation` is the key of that name.
     """
 
     count: int
@@ -129,6 +130,7 @@ class Engines:
     pool_tokens: int | None = None
     chunk: int | None = None
     external: int = 0
+    overlap_annotation: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from megasharp.batching.packing import MICRO_BATCHES_AHEAD
 from megasharp.convert.lora import trained_parameters
 from megasharp.planner.formulas import (
     Decoding,
@@ -20,12 +21,14 @@ from megasharp.planner.formulas import (
     bubble_share,
     checkpoint_bytes,
     context_bytes_per_row,
+    decode_course,
     decode_seconds,
     engine_default_fraction,
     engine_graph_bytes,
     engine_workspace_bytes,
     forward_flops_per_token,
     kv_bytes_per_token,
+    left_over,
     mean_context,
     metrics_bytes,
     recompute_share,
@@ -60,6 +63,8 @@ _QUEUE_SHARE = 0.1
 # PCIe 5.0 x16, one direction, at what copies from pinned memory reach.
 _HOST_LINK = 50e9
 _HOUR = 3600.0
+# A key that would hide less of the annotation than this share is not spoken of.
+_WORTH = 0.1
 # Bytes of a token that the memory network learns again (`records.Sampled`).
 _TOKEN = 4
 
@@ -175,12 +180,15 @@ def step_times(
         return []
     times = [_rollout(request, gpu, engine)] if engine is not None else []
     longest = CONTEXT_LONGEST if request.split.cp > 1 else 1.0
-    learning = (*_passes(request, gpu, rows), *_context(request, gpu, rows))
+    exchange = 4 * reference / _HOST_LINK
+    learning = [*_passes(request, gpu, rows), *_context(request, gpu, rows)]
+    if engine is not None:
+        learning = [_overlapped(request, gpu, rows, engine, time, exchange) for time in learning]
     times += [dataclasses.replace(time, longest=longest) for time in learning]
     if reference:
         # There and back, one after the other (`learner/offload.py`).
         how = "changes places with the weights and back, 50 GB/s a GPU"
-        times.append(StageTime("reference", 4 * reference / _HOST_LINK, how))
+        times.append(StageTime("reference", exchange, how))
     if held:
         how = "its state from the host and back at the same time, 50 GB/s a GPU"
         times.append(StageTime("optimizer", request.batch.mini_batches * held / _HOST_LINK, how))
@@ -320,14 +328,44 @@ def _decoding(request: Request, gpu: Gpu, engine: EngineMemory) -> Decoding:
 def _rollout(request: Request, gpu: Gpu, engine: EngineMemory) -> StageTime:
     if engine.at_once < 1:
         return StageTime("rollout", None, "no response fits into the cache")
-    lengths = request.batch.lengths
-    decoding = decode_seconds(engine.requests, engine.at_once, lengths, _decoding(request, gpu, engine))
-    per_token = sum(forward_flops_per_token(network.architecture, lengths.prompt / 2) for network in request.networks)
-    # A group's responses share the prefill of their prompt.
-    prompts = engine.requests / request.batch.responses * lengths.prompt
-    reading = prompts * per_token / (engine.tp * gpu.flops * request.rates.engine_mfu)
+    decoding = decode_seconds(engine.requests, engine.at_once, request.batch.lengths, _decoding(request, gpu, engine))
+    reading = _reading(request, gpu, engine)
     how = f"{engine.at_once} of {engine.requests:.0f} responses at once in an engine: reading and FLOPs"
     return StageTime("rollout", decoding + reading, how)
+
+
+def _reading(request: Request, gpu: Gpu, engine: EngineMemory) -> float:
+    """Seconds of an engine's prefill; a group's responses share that of their prompt."""
+    lengths = request.batch.lengths
+    per_token = sum(forward_flops_per_token(network.architecture, lengths.prompt / 2) for network in request.networks)
+    prompts = engine.requests / request.batch.responses * lengths.prompt
+    return prompts * per_token / (engine.tp * gpu.flops * request.rates.engine_mfu)
+
+
+def _overlapped(
+    request: Request, gpu: Gpu, rows: Rows, engine: EngineMemory, time: StageTime, exchange: float
+) -> StageTime:
+    """Return the annotation without what `rollout.overlap_annotation` hides, or with what it would; other parts as is.
+
+    A piece of it costs an `exchange` of weights and reference besides, and the last one comes after sampling. Nothing
+    is hidden where the policy has no device meanwhile, or trains then.
+    """
+    engines = request.engines
+    assert engines is not None
+    if time.name != "annotate" or engines.colocated or engines.overlap or engine.at_once < 1:
+        return time
+    assert time.seconds is not None
+    micro_batches = rows.micro_batches * request.batch.mini_batches
+    work = time.seconds + exchange * math.ceil(micro_batches / MICRO_BATCHES_AHEAD)
+    decoding = _decoding(request, gpu, engine)
+    course = decode_course(engine.requests, engine.at_once, request.batch.lengths, decoding, request.batch.responses)
+    after = min(time.seconds, left_over(course, work, min(micro_batches, request.batch.prompts)))
+    hidden = time.seconds - after
+    if engines.overlap_annotation:
+        return dataclasses.replace(time, seconds=after, how=f"{time.how}; {hidden:.1f} s more while engines sample")
+    if hidden < _WORTH * time.seconds:
+        return time
+    return dataclasses.replace(time, how=f"{time.how}; rollout.overlap_annotation=true would hide {hidden:.1f} s of it")
 
 
 def _passes(request: Request, gpu: Gpu, rows: Rows) -> list[StageTime]:

@@ -562,7 +562,8 @@ def _time(request: Request, plan: Plan) -> Iterator[str]:
         f"{rates.links:.0%} of the links' bandwidth",
     )
     for time in plan.times:
-        yield f"  {time.name:<10}{range_text(time.range):>16} s  {time.how}"
+        label = f"  {time.name:<10}{range_text(time.range):>16} s  "
+        yield from textwrap.wrap(time.how, _WIDTH, initial_indent=label, subsequent_indent=" " * len(label))
     if plan.step_range is not None and plan.rate_range is not None:
         together = "sampling beside training" if request.engines and request.engines.overlap else "one after the other"
         yield f"  {'step':<10}{range_text(plan.step_range):>16} s  {together}"

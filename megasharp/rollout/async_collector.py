@@ -248,7 +248,11 @@ class _Step:
             if not any(advanced):
                 running = [work.future for work in self._open.values() if work.future is not None]
                 assert running, "the complete prompt that is due first has a place"
-                self._rollouts._waiting(running)
+                # A piece of work takes seconds, as waiting does; answers that come during it are next.
+                if self._order.meanwhile is not None and self._order.meanwhile.work():
+                    check_save()
+                else:
+                    self._rollouts._waiting(running)
                 self._rollouts._meanwhile()
             self._start()
         check_save()
@@ -318,6 +322,8 @@ class _Step:
         self._groups[number] = group
         if group.dropped_reason is None:
             self._kept += 1
+            if self._order.meanwhile is not None:
+                self._order.meanwhile.finished(group)
             self._counts.overdue += _older(work, self._version - self._staleness)
         return True
 

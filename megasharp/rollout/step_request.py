@@ -122,13 +122,26 @@ class MemoryUse(Protocol):
         ...
 
 
+class Meanwhile(Protocol):
+    """Work on a step's groups for which their collection has time, while engines sample the rest."""
+
+    def finished(self, group: Group) -> None:
+        """Take a group that the step keeps."""
+        ...
+
+    def work(self) -> bool:
+        """Do one piece of what is there to do; False: nothing was. Called only when no answer is ready."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StepRequest:
     """One step's groups: `wanted` kept ones, after `select` and up to `refill_rounds` further rounds of prompts.
 
     `select` sets `dropped_reason` of the groups it refuses, each judged by itself. `memory` says how much of the memory
     network's logits is subtracted; None samples from the policy alone. With `last` no step follows. A response has at
-    most `max_tokens` tokens, and a prompt `responses` responses; None is what the rollouts were made with.
+    most `max_tokens` tokens, and a prompt `responses` responses; None is what the rollouts were made with. `meanwhile`
+    is for collectors that wait for engines.
     """
 
     step: int
@@ -139,6 +152,7 @@ class StepRequest:
     last: bool = False
     max_tokens: int | None = None
     responses: int | None = None
+    meanwhile: Meanwhile | None = None
 
 
 @dataclass(frozen=True, slots=True)

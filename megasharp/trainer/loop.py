@@ -38,6 +38,7 @@ from megasharp.metrics.clock import StageClock
 from megasharp.metrics.group_metrics import advantage_metrics, flatten, group_metrics
 from megasharp.rollout.step_request import Collected, PromptSource, StepRequest
 from megasharp.rollout.tally import places_in
+from megasharp.trainer.annotation_ahead import AnnotationAhead
 from megasharp.trainer.guards import Guards, StopReason
 from megasharp.trainer.source_metrics import source_metrics
 from megasharp.weight_sync.endpoints import WeightSource
@@ -244,14 +245,15 @@ def train_step(parts: Components, config: RunConfig, step: int) -> tuple[list[Gr
     parts.prompts.weigh(stage.weights)
     with clock.stage("phases"):
         parts.phases.sampling()
-    collected = _collect(parts, config, recipe, step, stage)
+    annotation = _annotation(parts, config, recipe, step)
+    collected = _collect(parts, config, recipe, step, stage, annotation)
     with clock.stage("phases"):
         parts.phases.training()
     parts.check_replicas(step, False)
     # Before the update, so that its penalty is already to the new reference.
     reset = _reset(parts, step)
     groups = collected.groups
-    stats, update, trained = _update(parts, recipe, groups, config.seed + step)
+    stats, update, trained = _update(parts, recipe, groups, config.seed + step, annotation)
     collected.tally.grouped(groups, trained)
     memory: Metrics = {}
     if parts.memory is not None:
@@ -275,7 +277,24 @@ def train_step(parts: Components, config: RunConfig, step: int) -> tuple[list[Gr
     return groups, values | {name: float(value) for name, value in done.items()}, stats
 
 
-def _collect(parts: Components, config: RunConfig, recipe: Recipe, step: int, stage: LengthStage) -> Collected:
+def _annotation(parts: Components, config: RunConfig, recipe: Recipe, step: int) -> AnnotationAhead | None:
+    """Return the annotation that goes on while engines sample; None where it must wait until they have."""
+    reset = parts.control.reset(step)
+    if not config.rollout.overlap_annotation or (reset is not None and "reference" in reset.what):
+        # A reset replaces the reference after the rollouts and before the update.
+        return None
+    needs, read = parts.guards.needs(recipe.annotation), parts.guards.needs(recipe.read_before_update)
+    return AnnotationAhead(parts.learner.annotate, needs, read, parts.layout, config.seed + step)
+
+
+def _collect(
+    parts: Components,
+    config: RunConfig,
+    recipe: Recipe,
+    step: int,
+    stage: LengthStage,
+    annotation: AnnotationAhead | None,
+) -> Collected:
     """Collect a step's groups, sampled as its recipe and its stage ask."""
     needs = recipe.needs
     request = StepRequest(
@@ -287,6 +306,7 @@ def _collect(parts: Components, config: RunConfig, recipe: Recipe, step: int, st
         last=step == config.steps,
         max_tokens=stage.max_response_tokens,
         responses=stage.responses_per_prompt,
+        meanwhile=annotation,
     )
     with parts.clock.uncounted("rollout"):
         collected = parts.rollouts.collect(parts.prompts, request)
@@ -297,24 +317,28 @@ def _collect(parts: Components, config: RunConfig, recipe: Recipe, step: int, st
 
 
 def _update(
-    parts: Components, recipe: Recipe, groups: Sequence[Group], seed: int
+    parts: Components, recipe: Recipe, groups: Sequence[Group], seed: int, annotation: AnnotationAhead | None
 ) -> tuple[StepStats, Metrics, set[int]]:
     """Update the policy; returns the report, metrics, and the places of the responses that it read.
 
-    A step of which nothing is left counts as skipped.
+    A step of which nothing is left counts as skipped. `annotation` has what was annotated while engines sampled.
     """
     nothing = StepStats(loss=0.0, grad_norm=0.0, learning_rate=0.0, skipped=1)
     with parts.clock.stage("prepare"):
         samples = recipe.advantages(groups)
+        ahead = annotation.metrics(samples) if annotation is not None else {}
         if not samples:
-            return nothing, {}, set()
+            return nothing, ahead, set()
         packed = pack(samples, parts.layout, seed)
     with parts.clock.stage("annotate"):
-        needs, read = parts.guards.needs(recipe.annotation), parts.guards.needs(recipe.read_before_update)
-        annotated = parts.learner.annotate(packed, needs, read)
+        if annotation is not None:
+            annotated = annotation.complete(packed, samples)
+        else:
+            needs, read = parts.guards.needs(recipe.annotation), parts.guards.needs(recipe.read_before_update)
+            annotated = parts.learner.annotate(packed, needs, read)
         batch, gaps = parts.guards.filter(annotated, recipe, groups, parts.layout)
         if batch is None:
-            return nothing, gaps, set()
+            return nothing, {**gaps, **ahead}, set()
         batch, calibrated = recipe.calibrate(batch)
     with parts.clock.stage("update"):
         stats = parts.learner.step(batch, recipe, parts.control.norm_limit())
@@ -326,6 +350,7 @@ def _update(
         **calibrated,
         **stats.metrics,
         **gaps,
+        **ahead,
         **{f"policy/{name}": Mean(value, 1.0) for name, value in report.items()},
         **{f"update/{name}_seconds": Mean(seconds, 1.0) for name, seconds in stats.seconds.items()},
     }

@@ -399,6 +399,7 @@ def _engines(config: RunConfig, where: str) -> Engines | None:
         most_requests=number("max_running_requests"),
         pool_tokens=number("max_total_tokens"),
         chunk=number("chunked_prefill_size"),
+        overlap_annotation=rollout.overlap_annotation,
     )
 
 

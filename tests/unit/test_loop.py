@@ -156,13 +156,14 @@ def _run(
     methods: Sequence[str] = ("grpo",),
     clock: StageClock | None = None,
     control: Control | None = None,
+    micro_batch_tokens: int = 64,
 ) -> None:
     parts = loop.Components(
         prompts=stand_in,
         rollouts=stand_in,
         control=control or Control(Rules(ResetRule(), (LengthStage(max_response_tokens=4),)), ControlState()),
         recipes=RecipeSchedule([], build_recipe(methods, {}, reduction=None, constant=4.0, mini_batches=1)),
-        layout=PackLayout(dp=1, micro_batch_tokens=64, mini_batches=1, row_multiple=1, constant=4.0),
+        layout=PackLayout(dp=1, micro_batch_tokens=micro_batch_tokens, mini_batches=1, row_multiple=1, constant=4.0),
         learner=stand_in,
         memory=stand_in if "dlc" in methods else None,
         sync=stand_in,
@@ -415,6 +416,39 @@ def test_only_what_is_named_is_reset() -> None:
     keeping = StandIn({})
     _run(keeping, _config(3), control=_control(every=2, what=("reference",)))
     assert "set_reference" in keeping.calls and "reset_optimizer" not in keeping.calls
+
+
+def test_annotation_goes_on_while_engines_sample_except_before_a_new_reference() -> None:
+    """The third step resets the reference between sampling and update, so what it annotates must come after."""
+
+    class Ahead(StandIn):
+        def collect(self, source: PromptSource, order: StepRequest) -> Collected:
+            found = super().collect(source, order)
+            if order.meanwhile is not None:
+                for group in found.groups:
+                    order.meanwhile.finished(group)
+                while order.meanwhile.work():
+                    pass
+            return found
+
+        def annotate(self, batch: StepBatch, needs: Needs, returned: Needs | None = None) -> StepBatch:
+            super().annotate(batch, needs, returned)
+            (mini,) = batch.mini_batches
+            ((micro,),) = mini.per_rank
+            inputs = replace(micro.inputs, ref_logp_T=torch.zeros_like(micro.inputs.mask_T))
+            return replace(batch, mini_batches=(replace(mini, per_rank=((replace(micro, inputs=inputs),),)),))
+
+        def step(self, batch: StepBatch, recipe: Recipe, norm_limit: float | None = None) -> StepStats:
+            assert batch.mini_batches[0].per_rank[0][0].inputs.ref_logp_T is not None
+            return super().step(batch, recipe, norm_limit)
+
+    stand_in, config = Ahead({}), _config(3, checkpoint_every=10, evaluate_every=0)
+    config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"overlap_annotation": True})})
+    resets = _control(every=2, what=("reference",))
+    # The two groups of a step have 6 rows each, and fill a micro-batch.
+    _run(stand_in, config, methods=("grpo", "kl"), control=resets, micro_batch_tokens=12)
+    assert [phase for call, phase in stand_in.phase_at if call == "annotate"] == ["sampling", "sampling", "training"]
+    assert [values.get("rollout/annotated_ahead") for values in stand_in.values] == [1.0, 1.0, None]
 
 
 def test_an_update_gets_the_limit_that_the_ones_before_it_make() -> None:

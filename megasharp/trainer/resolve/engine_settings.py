@@ -27,7 +27,7 @@ _TRANSPORTS: dict[tuple[str, str], tuple[Transport, ...]] = {
 _ENGINE_KEEPS = 6
 # Keys that mean nothing to the engine in this process, by section.
 _ENGINE_KEYS = {
-    "rollout": ("python", "engines", "external", "restarts", "tp", "sglang"),
+    "rollout": ("python", "engines", "external", "restarts", "tp", "sglang", "overlap_annotation"),
     "sync": ("verify", "in_flight", "bucket_mb", "limit_s"),
     "cluster": ("placement",),
     "policy": ("offload",),
@@ -104,6 +104,11 @@ def check_engine_keys(config: RunConfig, where: str) -> None:
         raise UserError(
             f"{where}: rollout.stragglers=keep samples while the policy trains, but co-located engines sleep then; "
             "set cluster.placement=disaggregated or stragglers=abort"
+        )
+    elif cluster.placement == "colocated" and config.rollout.overlap_annotation:
+        raise UserError(
+            f"{where}: rollout.overlap_annotation computes log-probs while engines sample, and co-located engines have "
+            "the policy's devices then; set cluster.placement=disaggregated or leave it out"
         )
     if cluster.nodes > 1 and cluster.backend == "local":
         raise UserError(f"{where}: cluster.nodes={cluster.nodes} needs cluster.backend=ray")

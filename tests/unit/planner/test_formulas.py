@@ -192,6 +192,34 @@ def test_decoding_in_waves_costs_what_its_tokens_cost_in_a_full_batch() -> None:
     assert decode(12.0) - decode(8.0) == pytest.approx(decode(4.0))
 
 
+@each_case(("requests", "group"), [(4.0, 1), (4.0, 8), (12.0, 4)])
+def test_groups_end_with_their_longest_response(requests: float, group: int) -> None:
+    """Lengths spread evenly: a share (n / 100)^group of the groups has nothing longer than n."""
+    lengths = Lengths(0.0, 0, 50.0, 100)
+    course = formulas.decode_course(requests, 4.0, lengths, ENGINE, group)
+    assert (
+        course[0] == (0.0, 0.0) and course == sorted(course) and [s for _, s in course] == sorted(s for _, s in course)
+    )
+    assert course[-1] == (formulas.decode_seconds(requests, 4.0, lengths, ENGINE), 1.0)
+    if requests == 4.0:
+        # 256 positions and the start.
+        assert course[129][1] == pytest.approx(0.5**group)
+    else:
+        # Those that begin at once are a third, and have been decoded for 100 steps, the length of the full batch.
+        (at,) = [share for seconds, share in course if seconds == pytest.approx(course[16][0])]
+        later = sum(((100 * (i + 0.5) / 16) / 100) ** group for i in range(16)) / 16
+        assert at == pytest.approx(1 / 3 + 2 / 3 * later)
+
+
+def test_work_that_comes_early_is_done_and_work_that_comes_last_is_left() -> None:
+    early, late = [(0.0, 0.0), (0.0, 1.0), (100.0, 1.0)], [(0.0, 0.0), (99.0, 0.0), (100.0, 1.0)]
+    assert [formulas.left_over(early, work, 4) for work in (30.0, 130.0)] == [0.0, 30.0]
+    assert formulas.left_over(late, 30.0, 4) == 30.0
+    # Half is there after 80 s, the rest at the end: of 60 s of work 20 are done by then, and none of a single part.
+    half = [(0.0, 0.0), (80.0, 0.5), (100.0, 1.0)]
+    assert [formulas.left_over(half, 60.0, parts) for parts in (1_000, 2, 1)] == pytest.approx([40.0, 40.0, 60.0])
+
+
 class _Peak(TorchDispatchMode):
     """The most bytes of all results alive at once."""
 

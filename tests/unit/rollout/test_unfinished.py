@@ -17,7 +17,15 @@ from waiting import HANG_S, wait_until
 
 from megasharp.checkpoint.rollout_store import read_unfinished, write_unfinished
 from megasharp.common import signals
-from megasharp.common.records import Completion, FinishReason, GenerateRequest, Prompt, SamplingParams, VersionSpan
+from megasharp.common.records import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    Group,
+    Prompt,
+    SamplingParams,
+    VersionSpan,
+)
 from megasharp.config.rollout import RolloutConfig
 from megasharp.rollout.async_collector import AsyncRollouts
 from megasharp.rollout.batch_collector import Rollouts
@@ -277,6 +285,43 @@ def test_what_is_in_flight_when_a_save_is_asked_for_is_ended_and_its_parts_go_on
     assert any(any(request.begun) for request in other.asked), "no part was kept"
     for group in found.groups:
         check_whole(group, oldest=0)
+
+
+@pytest.mark.usefixtures("heard")
+def test_work_on_finished_groups_gets_the_kept_ones_once_and_a_save_cuts_it_short(tmp_path: Path) -> None:
+    """Pieces without end, while the last prompt is held: the signal comes in the first, and no other is begun.
+
+    A collector that worked on until nothing was left would never save.
+    """
+
+    class Work:
+        def __init__(self) -> None:
+            self.groups: list[tuple[str, str | None]] = []
+            self.pieces = 0
+
+        def finished(self, group: Group) -> None:
+            self.groups.append((group.id, group.dropped_reason))
+
+        def work(self) -> bool:
+            if len(self.groups) == 3:
+                self.pieces += 1
+                os.kill(os.getpid(), signal.SIGUSR1)
+            return len(self.groups) == 3
+
+    select = dropping(lambda n: n == 1)
+    engine, source, work = Held({3}), Prompts(), Work()
+    first = rollouts(engine)
+    with pytest.raises(signals.SaveAsked):
+        first.collect(source, order(select=select, refill_rounds=1, meanwhile=work))
+    assert work.pieces == 1 and sorted(work.groups) == [("step1-0", None), ("step1-2", None), ("step1-4", None)]
+    assert pending(first) == [0, 1, 2, 3, 4]
+    signals._State.save = None
+    other, again = StandInEngine(lambda _: QUICK), Work()
+    again.work = lambda: False  # type: ignore[method-assign]
+    second = resumed(first, other, source, tmp_path / "c")
+    found = second.collect(source, order(select=select, refill_rounds=1, meanwhile=again))
+    assert {request.tokens[0] for request in other.asked} == {3}
+    assert sorted(again.groups) == [(group.id, None) for group in found.groups if group.dropped_reason is None]
 
 
 @pytest.mark.usefixtures("heard")

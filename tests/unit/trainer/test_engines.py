@@ -101,6 +101,7 @@ def test_ways_that_do_not_lead_there(overrides: list[str]) -> None:
         "rollout.external=[http://127.0.0.1:1]",
         "rollout.tp=2",
         "rollout.sglang={page_size: 16}",
+        "rollout.overlap_annotation=true",
         "sync.verify=true",
         "sync.in_flight=in_place",
         "sync.bucket_mb=3",
@@ -113,8 +114,14 @@ def test_what_only_engines_of_their_own_can_follow(override: str) -> None:
     key = override.partition("=")[0]
     with pytest.raises(UserError, match=f"{key} is for engines of their own"):
         check_engine_keys(config(override), "run.yaml")
-    apart = [APART] if key == "rollout.external" else []
+    apart = [APART] if key in ("rollout.external", "rollout.overlap_annotation") else []
     check_engine_keys(config(override, FLEET, *apart), "run.yaml")
+
+
+def test_a_policy_that_sleeps_annotates_nothing() -> None:
+    with pytest.raises(UserError, match=r"rollout\.overlap_annotation .* co-located engines") as raised:
+        check_engine_keys(config(FLEET, "rollout.overlap_annotation=true"), "run.yaml")
+    assert "\n" not in str(raised.value)
 
 
 def test_engines_that_sleep_keep_no_stragglers() -> None:

@@ -12,7 +12,7 @@ from cases import each_case
 
 from megasharp.common.errors import UserError
 from megasharp.config.run_config import load_run
-from megasharp.planner.records import Plan, Rates
+from megasharp.planner.records import Plan, Rates, StageTime
 from megasharp.planner.suggest import make_plan, suggest
 from megasharp.planner.text import plan_text, suggestions_text
 from megasharp.trainer.plan import Options, ask, compare, formula_counts, limits_that_bite
@@ -423,6 +423,28 @@ def test_engines_of_their_own_have_gpus_of_their_own(tmp_path: Path) -> None:
     assert plan.step_seconds == pytest.approx(max(seconds["rollout"], others))
     in_turn = planned(tmp_path, "qwen3-32b", *apart[:3])
     assert in_turn.step_seconds == pytest.approx(sum(seconds.values()))
+
+
+def test_a_plan_hides_annotation_where_the_policy_idles_and_says_what_the_key_would(tmp_path: Path) -> None:
+    """With the key the step is shorter by just what the plan without it says; lines keep within the text's width."""
+    apart = ("policy.offload=[]", "policy.dp=4", "rollout.engines=8", "cluster.nodes=2", "recipe.methods=[grpo,kl]")
+    apart, key = (*apart, "cluster.placement=disaggregated"), "rollout.overlap_annotation=true"
+
+    def annotation(plan: Plan) -> StageTime:
+        (time,) = [time for time in plan.times if time.name == "annotate"]
+        return time
+
+    without, hidden = planned(tmp_path, "qwen3-8b", *apart), planned(tmp_path, "qwen3-8b", *apart, key)
+    before, after = annotation(without).seconds, annotation(hidden).seconds
+    assert before is not None and after is not None and 0 < after < 0.7 * before
+    assert f"{key} would hide {before - after:.1f} s of it" in annotation(without).how
+    assert f"{before - after:.1f} s more while engines sample" in annotation(hidden).how
+    assert without.step_seconds and hidden.step_seconds == pytest.approx(without.step_seconds - (before - after))
+    request = asked(tmp_path, "qwen3-8b", *apart).request
+    assert max(map(len, plan_text(request, without, []).splitlines())) <= 100
+    ahead = annotation(planned(tmp_path, "qwen3-8b", *apart, "rollout.max_staleness=1"))
+    assert ahead.seconds == before and "overlap_annotation" not in ahead.how
+    assert "overlap_annotation" not in annotation(planned(tmp_path, "qwen3-8b", "recipe.methods=[grpo,kl]")).how
 
 
 @each_case(("tp", "rate"), [(8, 50e9), (4, 450e9)], ids=["over nodes", "in a node"])
