@@ -57,12 +57,12 @@ def quiet() -> dict[str, str]:
 
 
 def object_store_bytes(wanted: int) -> int:
-    """Bound the store by half of the shared memory left: beyond it Ray would use files and say so on the screen."""
+    """Bound the store by half of the memory left, and of what may be shared: beyond it Ray would use files, aloud."""
     try:
         free = shutil.disk_usage("/dev/shm").free
     except OSError:
-        return max(SMALLEST_STORE, wanted)
-    return max(SMALLEST_STORE, min(wanted, free // 2))
+        free = 2 * wanted
+    return max(SMALLEST_STORE, min(wanted, free // 2, psutil.virtual_memory().available // 2))
 
 
 def interface_of(address: str) -> str:

@@ -80,9 +80,9 @@ class Message:
 
 
 def _reduce(tensor: Tensor) -> tuple[Callable[..., Tensor], tuple[object, ...]]:
-    """Reduce a tensor to its bytes; where it is not plain memory of this process, as PyTorch does."""
+    """Reduce a tensor to its bytes; where it is more than plain memory of this process, as PyTorch does."""
     plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.requires_grad
-    if not plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+    if not plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.__dict__:
         reduced: tuple[Callable[..., Tensor], tuple[object, ...]] = tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
         return reduced
     flat = tensor.contiguous().reshape(-1).view(torch.uint8)

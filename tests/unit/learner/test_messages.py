@@ -80,6 +80,9 @@ def test_records_arrive_with_what_stands_beside_tensors(pipe: tuple[Connection, 
     ids = torch.arange(10_000, dtype=torch.int32)
     value = (Share(ids, None, np.arange(5_000.0)), [ids], {"weight": torch.nn.Parameter(torch.ones(2000))})
     threading.Thread(target=lambda: send(pipe[0], Message.of(value)), daemon=True).start()
+    named = torch.zeros(2000)
+    named.label = "kept"  # type: ignore[attr-defined]
+    assert Message.of(named).value().label == "kept"
     share, (again,), parameters = receive(pipe[1])
     assert isinstance(parameters["weight"], torch.nn.Parameter)
     assert again is share.ids_P and share.logp_T is None
