@@ -77,7 +77,7 @@ $(ENGINES)/.built: requirements/engines.txt requirements/engines-apart.txt tools
 
 venv: $(VENV)/.base ## install megasharp into .venv
 
-quickstart: $(VENV)/.base ## install, then train the quickstart's model (three to four minutes on two idle cores)
+quickstart: $(VENV)/.base ## install, then train the quickstart's model (about two minutes on two idle cores)
 	$(BIN)/megasharp train examples/quickstart/run.yaml
 
 install: $(VENV)/.test ## install into .venv with all that development needs

@@ -21,6 +21,9 @@ from megasharp.trainer.loop import Phases
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
 from megasharp.trainer.step_log import StepLog
 
+# Samples of a chunk where ranks sample one while this process judges another; the last is judged by itself.
+_CHUNK_IN_RANKS = 2048
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluator:
@@ -117,6 +120,7 @@ class Evaluator:
                 step=step,
                 memory=memory,
                 judge=self.judge,
+                chunk_samples=_CHUNK_IN_RANKS if self.resolved.samples_in_ranks else None,
             )
             save(result, self.folder.evals(step))
         metrics = result.figures()

@@ -8,7 +8,9 @@ depend on the rank either. Completions travel back as columns: all tokens of a s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -29,6 +31,7 @@ from megasharp.learner.learner import RankLearner
 from megasharp.learner.ranks.all_ranks import MemoryNetwork, RanksLearner
 from megasharp.rollout.inprocess import InProcessEngine
 from megasharp.rollout.inprocess.engine import Candidates
+from megasharp.rollout.streaming import Batch
 
 # A completion's tensors, of which an engine fills those that were asked for.
 _COLUMNS = (
@@ -160,7 +163,7 @@ def shares_of(requests: Sequence[GenerateRequest], sampling: SamplingParams, cou
 
 
 class RankEngines:
-    """The engines of all ranks as one; satisfies `rollout.step_request.Engine` and `evals.probe.Scorer`.
+    """The engines of all ranks as one; satisfies `rollout.step_request.StreamingEngine` and `evals.probe.Scorer`.
 
     `policy` has `count` ranks, each with the whole model. Their engines end with them.
     """
@@ -201,10 +204,41 @@ class RankEngines:
         A request to save waits until it is done: ranks answer nothing meanwhile. Raises UserError as a rank's engine
         does.
         """
+        with saves_wait():
+            return self._sampled(requests, sampling)
+
+    @contextmanager
+    def stream(self, batches: Iterable[Batch], at_once: float) -> Iterator[Iterator[list[list[Completion]]]]:
+        """Sample batches in order, as `generate` does each: the next while the caller works on the last.
+
+        Whatever ends the block but the end of the command waits for the batch that is being sampled: its answer would
+        be taken for that of the next call. `at_once` is not read, because ranks sample one batch after another.
+        """
+        pool = ThreadPoolExecutor(1)
+
+        def answers() -> Iterator[list[list[Completion]]]:
+            ahead: Future[list[list[Completion]]] | None = None
+            for requests, sampling in batches:
+                following = pool.submit(self._sampled, requests, sampling)
+                if ahead is not None:
+                    yield ahead.result()
+                ahead = following
+            if ahead is not None:
+                yield ahead.result()
+
+        ended = False
+        try:
+            yield answers()
+        except SystemExit:
+            ended = True
+            raise
+        finally:
+            pool.shutdown(wait=not ended, cancel_futures=True)
+
+    def _sampled(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> list[list[Completion]]:
         places = shares_of(requests, sampling, self._count)
         shares = [[requests[place] for place in share] for share in places]
-        with saves_wait():
-            answers = self._policy.call_shared(sample, shares, sampling)
+        answers = self._policy.call_shared(sample, shares, sampling)
         done: dict[int, list[Completion]] = {}
         for share, columns in zip(places, answers, strict=True):
             if columns is None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,7 @@ def test_two_ranks_sample_what_one_engine_samples(ranks: ProcessRanks, folders: 
         for ours, theirs in zip(found, expected, strict=True):
             for completion, other in zip(ours, theirs, strict=True):
                 same(completion, other)
+    assert [[len(each) for each in batch] for batch in in_a_stream(engines)] == [[6], [6, 1, 3, 2, 1], [2]]
     scored, its = (each.candidates((1, 2), (9, 3, 30), 4) for each in (engines, one))
     assert torch.equal(scored.tokens_TN, its.tokens_TN)
     torch.testing.assert_close(scored.logp_T, its.logp_T)
@@ -111,21 +113,34 @@ def test_a_request_to_save_waits_for_an_answer(
     ranks: ProcessRanks, folders: EngineFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer that nobody waits for would be taken for the next call's."""
-    monkeypatch.setattr(signals._State, "save", None)
     engines = engines_in(ranks, folders)
     before = engines.generate(REQUESTS, SAMPLING)
-    pid = ranks._processes[1].pid or 0
-    os.kill(pid, signal.SIGSTOP)
-    go_on = threading.Timer(0.4, lambda: os.kill(pid, signal.SIGCONT))
-    ask = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGUSR1))
-    with signals.save_heard():
-        ask.start()
-        go_on.start()
-        with pytest.raises(signals.SaveAsked), signals.interruptible():
-            engines.generate(REQUESTS, SAMPLING)
-        assert not go_on.is_alive()
-        for ours, theirs in zip(engines.generate(REQUESTS, SAMPLING), before, strict=True):
+    for sampled in (lambda: engines.generate(REQUESTS, SAMPLING), lambda: in_a_stream(engines)):
+        monkeypatch.setattr(signals._State, "save", None)
+        ask = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        with signals.save_heard(), stopped_for(0.4, ranks._processes[1].pid or 0) as is_stopped:
+            ask.start()
+            with pytest.raises(signals.SaveAsked), signals.interruptible():
+                sampled()
+            assert not is_stopped()
+            ask.join()
+        for ours, theirs in zip(in_a_stream(engines)[1], before, strict=True):
             for completion, other in zip(ours, theirs, strict=True):
                 same(completion, other)
-    ask.join()
+
+
+def in_a_stream(engines: RankEngines) -> list[list[list[Completion]]]:
+    """Batches of one request, of all, and of one again."""
+    batches = [(REQUESTS[:1], SAMPLING), (REQUESTS, SAMPLING), (REQUESTS[3:4], CALIBRATED)]
+    with engines.stream(batches, 64) as answers:
+        return list(answers)
+
+
+@contextlib.contextmanager
+def stopped_for(seconds: float, pid: int) -> Iterator[Callable[[], bool]]:
+    """A process that goes on after so many seconds; yields whether it does not yet."""
+    os.kill(pid, signal.SIGSTOP)
+    go_on = threading.Timer(seconds, lambda: os.kill(pid, signal.SIGCONT))
+    go_on.start()
+    yield go_on.is_alive
     go_on.join()
