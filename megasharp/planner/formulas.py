@@ -95,7 +95,8 @@ def layer_bytes_per_token(
 
     Blocks are those of CPUs and of float32. Queries are copied out of the joined projection where a rank has more than
     one query group. The low-rank values of adapters are not counted. There is no s^2 term: no attention matrix is kept.
-    On a CPU torch builds the norms of smaller operations, which keep float32 copies.
+    On a CPU torch builds the norms of smaller operations, which keep float32 copies; in float32 the learner's own
+    keeps its input alone.
 
     Counted on a CPU with stand-ins for the GPU's operators, and with those of the CPU (`padded` 1, one run): equal to
     the byte. Transformer Engine's layers keep the same in bfloat16: its `LayerNormLinear` saves its input, the norm's
@@ -108,8 +109,9 @@ def layer_bytes_per_token(
         return width * h / tp
     joined, copied = q + 2 * k, q if arch.kv_heads > tp else 0
     again = modules if recompute == "selective" else ()
-    # Of a norm: its input and the reciprocal deviation of each token.
-    norm = (width * h if on_gpu else 2 * _FP32 * h) + _FP32
+    # Of a norm: its input, and where torch differentiates it the reciprocal deviation of each token.
+    own_norm = not on_gpu and width == _FP32
+    norm = width * h if own_norm else (width * h if on_gpu else 2 * _FP32 * h) + _FP32
     total: float = 2 * (norm + width * h) + width * ((0 if "mlp" in again else 3 * f) + q)
     inputs = joined + copied
     if "core_attn" in again:
@@ -124,11 +126,11 @@ def layer_bytes_per_token(
 
 def _head_norms(arch: Architecture, inputs: int, width: int, fused: bool) -> int:
     """Bytes that the norms over each query head and key head keep; `inputs`: numbers that are kept as they came."""
-    size, deviations = arch.query_size + arch.kv_size, _FP32 * (arch.heads + arch.kv_heads)
+    deviations = _FP32 * (arch.heads + arch.kv_heads)
     if not fused and width < _FP32:
         # Norms built of smaller operations keep a float32 copy of their input, so the input itself is not kept.
-        return 2 * _FP32 * size + deviations
-    return width * inputs + (0 if fused else _FP32 * size) + deviations
+        return 2 * _FP32 * (arch.query_size + arch.kv_size) + deviations
+    return width * inputs + (deviations if fused else 0)
 
 
 def in_flight(stage: int, pp: int, vpp: int, micro_batches: int) -> float:
