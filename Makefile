@@ -145,6 +145,7 @@ bench: $(VENV)/.bench ## measure a step, beside TRL's, and its scaling
 	$(BIN)/python tools/bench_cpu.py
 	$(BIN)/python tools/bench_cpu.py --size 5m
 	$(BIN)/python tools/bench_scaling.py
+	$(BIN)/python tools/bench_sampling.py
 
 clean: ## remove environments, reports and builds; runs stay
 	rm -rf $(VENV) $(FLEET) $(TRAINER) $(ENGINES) .reports build dist site *.egg-info

@@ -174,6 +174,11 @@ def test_slopes(tmp_path: Path) -> None:
     assert {"slope of sampling with length", "slope of update with count"} <= found.keys()
 
 
+def test_rows_are_refilled(tmp_path: Path) -> None:
+    found = run(tmp_path, "bench_sampling", "--median 4 --rounds 1")
+    assert {"uneven, ratio", "even, ratio"} <= found.keys()
+
+
 def test_without_a_gpu_the_whole_check_says_so() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")

@@ -1,12 +1,12 @@
 """A compact decoder for the dense families: prompts once, then one token per row and step, against a cache.
 
 It is written for small models, where the cost is many small operations: fused projections, one complex multiplication
-for the rotary embedding, one matrix product per (row, key-value head) for a step's attention.
+for the rotary embedding.
 
-`KeyValueCache` holds keys and values of past tokens: one copy per prompt, and one row per sample for what it drew
-since. The samples of a group share their prompt's part, so a step reads each prompt once however many samples it has.
-With 48 prompts of 150 tokens and 8 samples each this took three quarters of the time of a cache that copies the prompt
-into every row; with prompts of 14 tokens the two were equal (one core).
+The cache (`cache.py`) has one copy per prompt, and blocks for what each row drew since. The samples of a group share
+their prompt's part, so a step reads each prompt once however many samples it has. With 48 prompts of 150 tokens and 8
+samples each this took three quarters of the time of a cache that copies the prompt into every row; with prompts of 14
+tokens the two were equal (one core).
 
 `DecoderWeights` holds the weights in fused buffers, with a table of where each Hugging Face tensor goes in them. Query
 and key rows are stored with the halves of each head interleaved (dimension `i` next to `i + head_dim / 2`): a rotary
@@ -26,149 +26,8 @@ from megasharp.common.errors import UserError
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.rope import rotary_frequencies
 from megasharp.ops.chunked_head import choose_linear
-
-# Slots added when a row is full, or a quarter of the capacity where that is more. Kept tight because a step reads
-# every row: free slots between them cost more (15 % of generation with 32 slots for 18 tokens) than growing does.
-GROWTH = 6
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class View:
-    """The positions that a step's queries see: of the prompt those in `mask`, and own slots from `first` on.
-
-    `mask` is float [B * kv_heads, 1, prompt]; None: all.
-    """
-
-    mask: Tensor | None
-    first: int
-
-
-class KeyValueCache:
-    """Per layer, `prompt_keys` [B, kv_heads, prompt, head_dim] and `keys` [S, kv_heads, capacity, head_dim].
-
-    Prompts are padded on the right to one length; `mask`, float [B * kv_heads, 1, prompt], hides the
-    padding (None when there is none). Slots `0 .. length - 1` of `keys` and `values` are filled, alike in all rows.
-    Row `s` reads prompt `prompt_S[s]`, and sits at place `place_S[s]` of the grid [B, width] that lays out the
-    rows by prompt (None when row `s` is simply place `s`).
-
-    With a `response_window` W a row has the last W of its own tokens, `capacity` is at most W, and the newest token
-    takes the oldest one's slot. Their order in memory then is not that of their positions, which are in the keys.
-    """
-
-    def __init__(
-        self,
-        prompt_keys: list[Tensor],
-        prompt_values: list[Tensor],
-        lengths_B: Tensor,
-        response_window: int | None = None,
-    ) -> None:
-        self.prompt_keys = prompt_keys
-        self.prompt_values = prompt_values
-        self.lengths_B = lengths_B
-        self.mask = self._padding_mask()
-        self.length = 0
-        self._response_window = response_window
-        self.prompt_S = torch.arange(lengths_B.numel(), device=lengths_B.device)
-        self.keys = self._empty(0)
-        self.values = self._empty(0)
-        self._lay_out()
-
-    @property
-    def positions(self) -> Tensor:
-        """int64 [S]: the position of each row's next token."""
-        return self.lengths_B.index_select(0, self.prompt_S) + self.length
-
-    @property
-    def slot(self) -> int:
-        """The slot of each row's next token."""
-        return self.length if self._response_window is None else self.length % self._response_window
-
-    @property
-    def filled(self) -> int:
-        """Slots that have a token once each row has its next one."""
-        return min(self.length + 1, self.keys[0].shape[2])
-
-    def view(self, window: int | None) -> View:
-        """For the next token, in a layer where a query sees `window` positions, its own included (None: all)."""
-        if window is None or window > self.prompt_keys[0].shape[2] + self.length:
-            return View(self.mask, 0)
-        oldest_B = self.lengths_B + self.length + 1 - window
-        return View(self._prompt_mask(oldest_B), max(0, self.length + 1 - window))
-
-    def select(self, rows: Tensor) -> None:
-        """Keep `rows` (int64 indices, repeats allowed) in that order; prompts without a row are freed."""
-        self.keys = [tensor.index_select(0, rows) for tensor in self.keys]
-        self.values = [tensor.index_select(0, rows) for tensor in self.values]
-        self.prompt_S = self.prompt_S.index_select(0, rows)
-        used_B = self.prompt_S.bincount(minlength=self.lengths_B.numel()) > 0
-        if not bool(used_B.all()):
-            prompts = used_B.nonzero().squeeze(1)
-            self.prompt_S = (used_B.cumsum(0) - 1).index_select(0, self.prompt_S)
-            self.prompt_keys = [tensor.index_select(0, prompts) for tensor in self.prompt_keys]
-            self.prompt_values = [tensor.index_select(0, prompts) for tensor in self.prompt_values]
-            self.lengths_B = self.lengths_B.index_select(0, prompts)
-            self.mask = self._padding_mask()
-        self._lay_out()
-
-    def make_room(self) -> None:
-        """Make sure that each row's next token has a slot."""
-        capacity, most = self.keys[0].shape[2], self._response_window
-        if self.slot < capacity:
-            return
-        larger = capacity + max(GROWTH, capacity // 4)
-        larger = larger if most is None else min(larger, most)
-        self.keys = self._grown(self.keys, larger)
-        self.values = self._grown(self.values, larger)
-
-    def to_grid(self, rows_S: Tensor) -> Tensor:
-        """[S, ...] laid out as [B, width, ...]; places without a row are zero."""
-        shape = (self.lengths_B.numel(), self.width, *rows_S.shape[1:])
-        if self.place_S is None:
-            return rows_S.view(shape)
-        grid = rows_S.new_zeros(shape)
-        grid.flatten(0, 1)[self.place_S] = rows_S
-        return grid
-
-    def from_grid(self, grid: Tensor) -> Tensor:
-        """The inverse of `to_grid`."""
-        rows = grid.flatten(0, 1)
-        return rows if self.place_S is None else rows.index_select(0, self.place_S)
-
-    def _grown(self, tensors: list[Tensor], capacity: int) -> list[Tensor]:
-        grown = self._empty(capacity)
-        for old, new in zip(tensors, grown, strict=True):
-            new[:, :, : self.length] = old[:, :, : self.length]
-        return grown
-
-    def _empty(self, capacity: int) -> list[Tensor]:
-        _, heads, _, dim = self.prompt_keys[0].shape
-        shape = (self.prompt_S.numel(), heads, capacity, dim)
-        return [tensor.new_empty(shape) for tensor in self.prompt_keys]
-
-    def _lay_out(self) -> None:
-        """Rows of one prompt side by side, in row order."""
-        counts_B = self.prompt_S.bincount(minlength=self.lengths_B.numel())
-        self.width = int(counts_B.max())
-        order = self.prompt_S.argsort(stable=True)
-        places = torch.arange(order.numel(), device=order.device)
-        rank = places - (counts_B.cumsum(0) - counts_B).repeat_interleave(counts_B)
-        place_S = self.prompt_S * self.width
-        place_S[order] += rank
-        plain = order.numel() == counts_B.numel() * self.width and bool((place_S == places).all())
-        self.place_S: Tensor | None = None if plain else place_S
-
-    def _padding_mask(self) -> Tensor | None:
-        return self._prompt_mask(torch.zeros_like(self.lengths_B))
-
-    def _prompt_mask(self, oldest_B: Tensor) -> Tensor | None:
-        """Hides padding, and positions before each prompt's oldest; None where nothing is hidden."""
-        _, heads, padded, _ = self.prompt_keys[0].shape
-        position_P = torch.arange(padded, device=self.lengths_B.device)
-        hidden = (position_P >= self.lengths_B[:, None]) | (position_P < oldest_B[:, None])
-        if not bool(hidden.any()):
-            return None
-        mask = torch.zeros(hidden.shape, dtype=self.prompt_keys[0].dtype, device=hidden.device)
-        return mask.masked_fill_(hidden, float("-inf")).repeat_interleave(heads, dim=0).unsqueeze(1)
+from megasharp.rollout.inprocess.cache import KeyValueCache
+from megasharp.rollout.inprocess.step_attention import attend_step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -302,7 +161,7 @@ FIRST_POSITIONS = 128
 
 
 class Decoder:
-    """Next-token logits from `weights`. `prefill` opens a cache, `step` moves it on by one token per row.
+    """Next-token logits from `weights`. `prefill` adds prompts to a cache, `step` moves it on by one token per row.
 
     With a `response_window` W a token sees the whole prompt and, of what follows it, the last W tokens, itself among
     them. No layer may have a window of its own then.
@@ -325,23 +184,28 @@ class Decoder:
         self._rotations = _rotations(architecture, FIRST_POSITIONS, dtype, device)
         self._windows = [architecture.window(layer) for layer in range(architecture.num_layers)]
 
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, KeyValueCache]:
-        """Read each prompt once. Returns the logits after each, [B, V], and a cache of B rows."""
-        hidden, cache = self._read(prompts)
-        padded = cache.prompt_keys[0].shape[2]
-        last = torch.arange(len(prompts), device=self.device) * padded + cache.lengths_B - 1
-        return self._logits(hidden.index_select(0, last)), cache
+    def new_cache(self) -> KeyValueCache:
+        """Return a cache without prompts and rows."""
+        a = self.architecture
+        return KeyValueCache(a.num_layers, a.kv_heads, a.head_dim, self.weights.embedding, self._response_window)
+
+    def prefill(self, prompts: Sequence[Sequence[int]], cache: KeyValueCache) -> Tensor:
+        """Read prompts, and put them behind those of `cache`. Returns the logits after each, [B, V]."""
+        hidden, keys, values = self._read(prompts)
+        cache.prompts.add(keys, values, [len(prompt) for prompt in prompts])
+        padded = keys[0].shape[2]
+        last = torch.tensor([place * padded + len(prompt) - 1 for place, prompt in enumerate(prompts)])
+        return self._logits(hidden.index_select(0, last.to(self.device)))
 
     def read(self, tokens: Sequence[int], first: int, rows: int) -> Iterator[Tensor]:
         """The logits that predict tokens `first` (at least 1) and later of one text, at most [`rows`, V] at a time."""
-        hidden, _ = self._read([tokens])
+        hidden, _, _ = self._read([tokens])
         for part in torch.split(hidden[first - 1 : -1], rows):
             yield self._logits(part)
 
-    def _read(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, KeyValueCache]:
-        """Final hidden states [B * padded length, H] before the last norm, and the cache."""
-        lengths_B = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
-        padded = int(lengths_B.max())
+    def _read(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Final hidden states [B * padded length, H] before the last norm, and by layer keys and values."""
+        padded = max(map(len, prompts))
         tokens = torch.tensor([[*prompt, *([0] * (padded - len(prompt)))] for prompt in prompts], device=self.device)
         keys: list[Tensor] = []
         values: list[Tensor] = []
@@ -358,22 +222,18 @@ class Decoder:
             return mixed.transpose(1, 2).flatten(0, 1).flatten(1)
 
         positions = torch.arange(padded, device=self.device).repeat(len(prompts))
-        hidden = self._hidden(tokens.flatten(), positions, padded, attend)
-        return hidden, KeyValueCache(keys, values, lengths_B, self._response_window)
+        return self._hidden(tokens.flatten(), positions, padded, attend), keys, values
 
     def step(self, tokens_S: Tensor, cache: KeyValueCache) -> Tensor:
         """Append `tokens_S` (int64, one per row of `cache`); returns the logits that follow, [S, V]."""
-        cache.make_room()
-        views = {window: cache.view(window) for window in set(self._windows)}
+        step = cache.next_step(set(self._windows))
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            cache.keys[layer][:, :, cache.slot] = key
-            cache.values[layer][:, :, cache.slot] = value
-            return self._attend_step(cache, layer, query, views[self._windows[layer]])
+            cache.write(layer, step, key, value)
+            return attend_step(cache, step, layer, query, step.views[self._windows[layer]])
 
-        highest = cache.prompt_keys[0].shape[2] + cache.length + 1
-        hidden = self._hidden(tokens_S, cache.positions, highest, attend)
-        cache.length += 1
+        hidden = self._hidden(tokens_S, step.positions_S, step.highest, attend)
+        cache.lengths_S += 1
         return self._logits(hidden)
 
     def _hidden(self, tokens_T: Tensor, positions_T: Tensor, highest: int, attend: Attend) -> Tensor:
@@ -408,27 +268,6 @@ class Decoder:
         query, key = _rotate(query_key, rotation_T).tensor_split([a.heads], dim=1)
         return query, key, value
 
-    def _attend_step(self, cache: KeyValueCache, layer: int, query: Tensor, view: View) -> Tensor:
-        """One query per row and head against the row's prompt and its own tokens, the newest included."""
-        a = self.architecture
-        rows, repeat = query.shape[0], a.heads // a.kv_heads
-        keys = cache.keys[layer][:, :, view.first : cache.filled].flatten(0, 1)
-        values = cache.values[layer][:, :, view.first : cache.filled].flatten(0, 1)
-        queries = query.reshape(-1, repeat, a.head_dim)
-        # Each row's own tokens: one product per (row, key-value head).
-        own = _scores(queries, keys, None)
-        # The prompt: one product for all rows that read it.
-        grid = _group_major(cache, queries.view(rows, a.kv_heads, repeat, -1))
-        shared = _scores(grid, cache.prompt_keys[layer].flatten(0, 1), view.mask)
-        shared = _row_major(cache, shared, a.kv_heads).reshape(*own.shape[:2], -1)
-        # One softmax over both, then both sums of values by the same grouping.
-        weights = torch.softmax(torch.cat([shared, own], dim=-1), dim=-1)
-        padded = shared.shape[-1]
-        grid = _group_major(cache, weights[:, :, :padded].reshape(rows, a.kv_heads, repeat, -1))
-        mixed = torch.bmm(grid, cache.prompt_values[layer].flatten(0, 1))
-        mixed = _row_major(cache, mixed, a.kv_heads).reshape(-1, repeat, a.head_dim)
-        return torch.baddbmm(mixed, weights[:, :, padded:], values).view(rows, -1)
-
 
 def _as_prompts(heads_T: Tensor, padded: int) -> Tensor:
     """[B * padded, n, head_dim] as [B, n, padded, head_dim]; causal attention hides padding on the right."""
@@ -442,26 +281,6 @@ def _band(count: int, window: int | None, device: torch.device) -> Tensor | None
         return None
     ones = torch.ones(count, count, dtype=torch.bool, device=device)
     return ones.tril() & ones.triu(1 - window)
-
-
-def _scores(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
-    """Scaled products [n, queries, keys], plus the mask."""
-    scale = queries.shape[-1] ** -0.5
-    if mask is None:
-        return torch.baddbmm(queries.new_empty(1), queries, keys.transpose(1, 2), beta=0, alpha=scale)
-    return torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=scale)
-
-
-def _group_major(cache: KeyValueCache, rows: Tensor) -> Tensor:
-    """[S, kv_heads, repeat, n] as [B * kv_heads, width * repeat, n]: the readers of one prompt's head."""
-    return cache.to_grid(rows).transpose(1, 2).flatten(0, 1).flatten(1, 2)
-
-
-def _row_major(cache: KeyValueCache, grouped: Tensor, kv_heads: int) -> Tensor:
-    """The inverse of `_group_major`."""
-    _, queries, columns = grouped.shape
-    grid = grouped.view(-1, kv_heads, cache.width, queries // cache.width, columns)
-    return cache.from_grid(grid.transpose(1, 2))
 
 
 def _rotations(a: Architecture, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -1,7 +1,7 @@
 """The in-process engine: the engine protocol over a policy and, if wanted, a memory network, on one device.
 
-`InProcessEngine` serves requests in batches of at most `max_batch` samples, prompts of like length together, so the
-cache's memory is bounded. A completion depends on its prompt, its seed and the weights (up to rounding), not on its
+`InProcessEngine` samples at most `max_batch` responses at once, so the cache's memory is bounded; the next one begins
+as soon as one has ended. A completion depends on its prompt, its seed and the weights (up to rounding), not on its
 batch.
 
 `Composite` is the policy, and beside it the memory network where there is one, as the one model that the decode loop
@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -35,8 +34,10 @@ from megasharp.common.records import (
 )
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.hf_folder import read_config
-from megasharp.rollout.inprocess.decoder import Decoder, KeyValueCache, load_slots
-from megasharp.rollout.inprocess.generation import BLOCK_ELEMENTS, Draw, Logits, Samples, check_sampling, generate_batch
+from megasharp.rollout.inprocess.cache import KeyValueCache
+from megasharp.rollout.inprocess.decode_loop import Sample, Samples, sample_all
+from megasharp.rollout.inprocess.decoder import Decoder, load_slots
+from megasharp.rollout.inprocess.generation import BLOCK_ELEMENTS, Draw, Logits, check_sampling, split
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -122,15 +123,32 @@ class Caches:
     policy: KeyValueCache
     memory: KeyValueCache | None
 
-    def select(self, rows: Tensor) -> None:
-        """Keep `rows` (int64 indices, repeats allowed) in that order."""
-        self.policy.select(rows)
-        if self.memory is not None:
-            self.memory.select(rows)
+    def extend(self, prompts: Sequence[int]) -> None:
+        """Begin more rows behind those that there are, one for each of these prompts."""
+        for cache in self._both():
+            cache.extend(prompts)
+
+    def restart(self, rows: Sequence[int], prompts: Sequence[int]) -> None:
+        """Begin these rows again, for these prompts."""
+        for cache in self._both():
+            cache.restart(rows, prompts)
+
+    def keep(self, order: Sequence[int]) -> None:
+        """Row `i` becomes what row `order[i]` was; the others are dropped."""
+        for cache in self._both():
+            cache.keep(order)
+
+    def keep_prompts(self, order: Sequence[int]) -> None:
+        """Prompt `i` becomes what prompt `order[i]` was; the others are freed."""
+        for cache in self._both():
+            cache.keep_prompts(order)
+
+    def _both(self) -> list[KeyValueCache]:
+        return [cache for cache in (self.policy, self.memory) if cache is not None]
 
 
 class Composite:
-    """Satisfies `generation.Model` with one network or with two."""
+    """Satisfies `decode_loop.Model` with one network or with two."""
 
     def __init__(
         self,
@@ -160,13 +178,17 @@ class Composite:
             slots.update((MEMORY_PREFIX + name, slot) for name, slot in self._memory.weights.slots.items())
         load_slots(slots, tensors)
 
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Logits, Caches]:
-        """Read each prompt once. Returns the logits after each of B prompts, and caches of B rows."""
-        logits_BV, cache = self._policy.prefill(prompts)
+    def new_cache(self) -> Caches:
+        """Return caches without prompts and rows."""
+        return Caches(self._policy.new_cache(), None if self._memory is None else self._memory.new_cache())
+
+    def prefill(self, prompts: Sequence[Sequence[int]], cache: Caches) -> Logits:
+        """Read prompts, and put them behind those of both caches; returns the logits after each of B prompts."""
+        logits_BV = self._policy.prefill(prompts, cache.policy)
         if self._memory is None:
-            return Logits(logits_BV), Caches(cache, None)
-        memory_BV, memory_cache = self._memory.prefill(prompts)
-        return Logits(logits_BV, memory_BV), Caches(cache, memory_cache)
+            return Logits(logits_BV)
+        assert cache.memory is not None
+        return Logits(logits_BV, self._memory.prefill(prompts, cache.memory))
 
     def read(self, tokens: Sequence[int], first: int, rows: int) -> Iterator[Tensor]:
         """The policy's own logits that predict tokens `first` and later of one text, at most [`rows`, V] at a time."""
@@ -179,15 +201,6 @@ class Composite:
             return Logits(logits_SV)
         assert cache.memory is not None
         return Logits(logits_SV, self._memory.step(tokens_S, cache.memory))
-
-
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    """One completion to make: sample `index` of request `request`."""
-
-    request: int
-    index: int
-    seed: int
 
 
 class InProcessEngine:
@@ -280,10 +293,15 @@ class InProcessEngine:
             )
         for request in requests:
             self._check_prompt(request.tokens, request.under(sampling).max_tokens)
-        done: dict[tuple[int, int], Completion] = {}
-        for batch, own in self._batches(requests, sampling):
-            completions = self._serve(self._model, requests, batch, own)
-            done.update(((s.request, s.index), c) for s, c in zip(batch, completions, strict=True))
+        prompts, samples, places = _in_order(requests, sampling)
+        if not samples:
+            return [[] for _ in requests]
+        # Without a mu the memory network need not be computed.
+        model = self._model if sampling.memory_mu is not None else self._model.policy_alone()
+        with torch.inference_mode():
+            found = sample_all(model, prompts, samples, sampling, self._max_batch)
+        completions = self._completions(found, [sample.seed for sample in samples])
+        done = dict(zip(places, completions, strict=True))
         return [[done[number, index] for index in range(len(request.seeds))] for number, request in enumerate(requests)]
 
     def _check_prompt(self, tokens: tuple[int, ...], max_tokens: int) -> None:
@@ -301,45 +319,13 @@ class InProcessEngine:
                 f"{self._policy.vocab}; check that the tokenizer belongs to the model"
             )
 
-    def _batches(
-        self, requests: Sequence[GenerateRequest], sampling: SamplingParams
-    ) -> Iterator[tuple[list[_Sample], SamplingParams]]:
-        # A batch has one limit of tokens. In it prompts of like length are together, because shorter ones are padded.
-        own = [request.under(sampling) for request in requests]
-        ordered = sorted(range(len(requests)), key=lambda n: (own[n].max_tokens, len(requests[n].tokens)))
-        for _, numbers in groupby(ordered, key=lambda n: own[n].max_tokens):
-            samples = [_Sample(n, index, seed) for n in numbers for index, seed in enumerate(requests[n].seeds)]
-            for start in range(0, len(samples), self._max_batch):
-                batch = samples[start : start + self._max_batch]
-                yield batch, own[batch[0].request]
-
-    def _serve(
-        self,
-        model: Composite,
-        requests: Sequence[GenerateRequest],
-        batch: Sequence[_Sample],
-        sampling: SamplingParams,
-    ) -> list[Completion]:
-        prompts = {requests[sample.request].tokens: 0 for sample in batch}
-        number_of = {tokens: number for number, tokens in enumerate(prompts)}
-        rows = [number_of[requests[sample.request].tokens] for sample in batch]
-        seeds = [sample.seed for sample in batch]
-        # Without a mu the memory network need not be computed.
-        used = model if sampling.memory_mu is not None else model.policy_alone()
-        with torch.inference_mode():
-            samples = generate_batch(used, list(prompts), rows, seeds, sampling)
-        return self._completions(samples, seeds)
-
     def _completions(self, samples: Samples, seeds: Sequence[int]) -> list[Completion]:
-        """Copies made outside inference mode: training may save them for a backward pass."""
+        """In order. They share memory, column by column."""
         self._check_finite(samples.drawn)
-        drawn = samples.drawn.apply(Tensor.cpu)
-        return [
-            self._completion(drawn.apply(lambda values: values[row, :length].clone()), length, stopped, seed)  # noqa: B023
-            for row, (length, stopped, seed) in enumerate(
-                zip(samples.lengths_S.tolist(), samples.stopped_S.tolist(), seeds, strict=True)
-            )
-        ]
+        # Copied outside of inference mode: training may save them for a backward pass.
+        parts = split(samples.drawn.apply(Tensor.clone), samples.lengths)
+        ends = zip(parts, samples.lengths, samples.stopped, seeds, strict=True)
+        return [self._completion(drawn, length, stopped, seed) for drawn, length, stopped, seed in ends]
 
     def _completion(self, drawn: Draw, length: int, stopped: bool, seed: int) -> Completion:
         memory, candidates = drawn.memory, drawn.candidates
@@ -369,3 +355,26 @@ class InProcessEngine:
             raise UserError(f"the memory network's logits are not finite {advice} learning rate of the memory")
         if not bool(drawn.sampler_logp_S.isfinite().all()):
             raise UserError("policy logits - sampling.memory_mu * memory logits are not finite; lower memory_mu")
+
+
+def _in_order(
+    requests: Sequence[GenerateRequest], sampling: SamplingParams
+) -> tuple[list[tuple[int, ...]], list[Sample], list[tuple[int, int]]]:
+    """Prompts and samples in the order in which they begin, and each sample's request and index.
+
+    The largest limits of tokens begin first, for they may end last, and of these the longest prompts, so that the room
+    that prompts take only falls. Requests of one prompt follow each other.
+    """
+    limits = [request.under(sampling).max_tokens for request in requests]
+    asked = [number for number, request in enumerate(requests) if request.seeds]
+    asked.sort(key=lambda number: (limits[number], len(requests[number].tokens)), reverse=True)
+    by_prompt: dict[tuple[int, ...], list[int]] = {}
+    for number in asked:
+        by_prompt.setdefault(requests[number].tokens, []).append(number)
+    samples, places = [], []
+    for prompt, numbers in enumerate(by_prompt.values()):
+        for number in numbers:
+            for index, seed in enumerate(requests[number].seeds):
+                samples.append(Sample(prompt, seed, limits[number]))
+                places.append((number, index))
+    return list(by_prompt), samples, places

@@ -1,10 +1,7 @@
-"""Drawing tokens, and the decode loop for one batch of samples: draw, record, drop finished rows now and then, step.
+"""Drawing tokens from logits.
 
 `draw` inverts the cumulative distribution at a uniform number hashed from (seed, position). There is no generator
 state, so a sample depends on its seed and its logits and on nothing else in the batch.
-
-`generate_batch` knows a model only as `prefill` and `step`, a cache only as `select`, and passes logits on without
-looking inside; so only the model and `draw` know of a memory network beside the policy.
 
 With a memory network, tokens are drawn from softmax((policy - mu * memory) / T): distribution-level calibration (DLC),
 2601.15609 section 4.2. [PAPER] the subtraction of logits at every token, at rollout only. [DERIVED] that T divides the
@@ -18,15 +15,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import Plausible, SamplingParams
-from megasharp.ops.uniform import seeds_to_int64, uniforms
+from megasharp.ops.uniform import uniforms
 
 # Elements of a [rows, vocabulary] block worked on at a time; the sums are float64, so this bounds the memory.
 BLOCK_ELEMENTS = 1 << 22
@@ -43,6 +38,12 @@ class Logits:
         """Select rows of both networks (int64 indices, repeats allowed)."""
         memory_SV = None if self.memory_SV is None else self.memory_SV.index_select(0, rows)
         return Logits(self.policy_SV.index_select(0, rows), memory_SV)
+
+    def put(self, rows: Tensor, other: Logits) -> None:
+        """Overwrite rows (int64 indices) with those of `other`, in order."""
+        self.policy_SV[rows] = other.policy_SV
+        if self.memory_SV is not None and other.memory_SV is not None:
+            self.memory_SV[rows] = other.memory_SV
 
     def block(self, start: int, end: int) -> Logits:
         """Rows `[start, end)`, not copied."""
@@ -127,6 +128,21 @@ def join(draws: Sequence[Draw], combine: Callable[[list[Tensor]], Tensor]) -> Dr
     )
 
 
+def split(drawn: Draw, lengths: list[int]) -> list[Draw]:
+    """Cut a `Draw` of [T] into parts that follow each other, not copied."""
+    memory: list[MemoryDraw] | list[None] = [None] * len(lengths)
+    candidates: list[Candidates] | list[None] = [None] * len(lengths)
+    if drawn.memory is not None:
+        effect = (drawn.memory.logp_S, drawn.memory.argmax_moved_S, drawn.memory.kl_S)
+        memory = [MemoryDraw(*parts) for parts in zip(*(torch.split(each, lengths) for each in effect), strict=True)]
+    if drawn.candidates is not None:
+        both = (drawn.candidates.entropy_S, drawn.candidates.top_logp_SN)
+        candidates = [Candidates(*parts) for parts in zip(*(torch.split(each, lengths) for each in both), strict=True)]
+    columns = (drawn.tokens_S, drawn.sampler_logp_S, drawn.policy_logp_S)
+    parts = zip(*(torch.split(each, lengths) for each in columns), memory, candidates, strict=True)
+    return [Draw(*part) for part in parts]
+
+
 def check_sampling(sampling: SamplingParams) -> None:
     """Raises UserError for parameters outside their range."""
     if sampling.max_tokens < 1:
@@ -154,8 +170,8 @@ def _check_guard(guard: Plausible) -> None:
         raise UserError(f"sampling.plausible.top_k is {guard.top_k}; it must be at least 1")
 
 
-def draw(logits: Logits, seeds_S: Tensor, position: int, sampling: SamplingParams) -> Draw:
-    """Draw response token number `position` of every row; `seeds_S` int64 [S].
+def draw(logits: Logits, seeds_S: Tensor, positions: Tensor | int, sampling: SamplingParams) -> Draw:
+    """Draw response token number `positions` of every row; `seeds_S` int64 [S], as `positions` where it is a tensor.
 
     `policy_logp` and `memory_logp` are each network's own at the sampling temperature over the whole vocabulary.
     `sampler_logp` is that of the distribution drawn from: after the memory's subtraction, the plausibility guard, top-k
@@ -164,12 +180,10 @@ def draw(logits: Logits, seeds_S: Tensor, position: int, sampling: SamplingParam
     """
     rows, vocabulary = logits.policy_SV.shape
     step = max(1, BLOCK_ELEMENTS // vocabulary)
+    uniform_S = uniforms(seeds_S, positions)
     if rows <= step:
-        return _draw_block(logits, uniforms(seeds_S, position), sampling)
-    blocks = [
-        _draw_block(logits.block(i, i + step), uniforms(seeds_S[i : i + step], position), sampling)
-        for i in range(0, rows, step)
-    ]
+        return _draw_block(logits, uniform_S, sampling)
+    blocks = [_draw_block(logits.block(i, i + step), uniform_S[i : i + step], sampling) for i in range(0, rows, step)]
     return join(blocks, torch.cat)
 
 
@@ -257,114 +271,3 @@ def _invert(cumulative_SV: Tensor, uniform_S: Tensor) -> Tensor:
     index_S = torch.searchsorted(cumulative_SV, target_S[:, None], right=True).squeeze(1)
     # Only rows of NaN get past the end; the caller reports those by their log-probs.
     return index_S.clamp_(max=cumulative_SV.shape[1] - 1)
-
-
-# Finished rows are dropped once live ones are at most this share: a drop copies the cache.
-COMPACT_BELOW = 0.75
-
-
-class Selectable(Protocol):
-    """A cache whose rows can be chosen."""
-
-    def select(self, rows: Tensor) -> None:
-        """Keep `rows` (int64 indices, repeats allowed) in that order."""
-        ...
-
-
-Cache = TypeVar("Cache", bound=Selectable)
-
-
-class Model(Protocol[Cache]):
-    """Anything that turns tokens into next-token logits against a cache."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where logits and caches live."""
-        ...
-
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Logits, Cache]:
-        """Logits after each of B prompts, and a cache of B rows."""
-        ...
-
-    def step(self, tokens_S: Tensor, cache: Cache) -> Logits:
-        """Logits after one more token per row."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Samples:
-    """Drawn tokens of S rows over U steps; row `s` counts up to `lengths_S[s]`.
-
-    `drawn` holds [S, U] wherever a `Draw` of one step holds [S]; `lengths_S` int64, `stopped_S` bool.
-    """
-
-    drawn: Draw
-    lengths_S: Tensor
-    stopped_S: Tensor
-
-
-def generate_batch(
-    model: Model[Cache],
-    prompts: Sequence[Sequence[int]],
-    prompt_of_row: Sequence[int],
-    seeds: Sequence[int],
-    sampling: SamplingParams,
-) -> Samples:
-    """Sample row `s` from `prompts[prompt_of_row[s]]` with `seeds[s]`; each prompt is read only once."""
-    device = model.device
-    prompt_S = torch.tensor(prompt_of_row, dtype=torch.int64, device=device)
-    seeds_S = seeds_to_int64(seeds, device)
-    log = _Log(len(seeds), sampling, device)
-    # One row per prompt; from the selection on, one row per sample.
-    logits, cache = model.prefill(prompts)
-    logits = logits.select(prompt_S)
-    cache.select(prompt_S)
-    for position in range(sampling.max_tokens):
-        drawn = draw(logits, seeds_S[log.rows], position, sampling)
-        live = log.record(drawn)
-        count = int(live.sum())
-        # Nothing is drawn after the last position, so its logits are not computed.
-        if count == 0 or position + 1 == sampling.max_tokens:
-            break
-        tokens = drawn.tokens_S
-        if count <= COMPACT_BELOW * live.numel():
-            kept = live.nonzero().squeeze(1)
-            log.keep(kept)
-            cache.select(kept)
-            tokens = tokens.index_select(0, kept)
-        logits = model.step(tokens, cache)
-    return log.samples()
-
-
-class _Log:
-    """The tokens drawn, in the order of the whole batch; `rows` maps the rows still computed to it."""
-
-    def __init__(self, count: int, sampling: SamplingParams, device: torch.device) -> None:
-        self.rows = torch.arange(count, device=device)
-        self._stops = torch.tensor(sampling.stop_token_ids, dtype=torch.int64, device=device)
-        self._draws: list[Draw] = []
-        self._lengths_S = torch.zeros(count, dtype=torch.int64, device=device)
-        self._stopped_S = torch.zeros(count, dtype=torch.bool, device=device)
-
-    def record(self, drawn: Draw) -> Tensor:
-        """Note one step; returns which of the computed rows go on (bool)."""
-        self._draws.append(drawn.apply(self._spread))
-        stopped = self._stopped_S[self.rows]
-        self._lengths_S[self.rows] += ~stopped
-        stopped |= torch.isin(drawn.tokens_S, self._stops)
-        self._stopped_S[self.rows] = stopped
-        return ~stopped
-
-    def keep(self, kept: Tensor) -> None:
-        """Go on with these of the computed rows."""
-        self.rows = self.rows.index_select(0, kept)
-
-    def samples(self) -> Samples:
-        """Return all tokens drawn, as [S, U]."""
-        drawn = join(self._draws, partial(torch.stack, dim=1))
-        return Samples(drawn, self._lengths_S, self._stopped_S)
-
-    def _spread(self, values: Tensor) -> Tensor:
-        spread = values.new_zeros((len(self._lengths_S), *values.shape[1:]))
-        spread[self.rows] = values
-        return spread

@@ -12,8 +12,9 @@ from cases import each_case
 from torch import Tensor
 
 from megasharp.common.records import Completion, GenerateRequest, Plausible, SamplingParams
-from megasharp.rollout.inprocess import InProcessEngine, generation
-from megasharp.rollout.inprocess.decoder import Decoder, KeyValueCache
+from megasharp.rollout.inprocess import InProcessEngine, cache
+from megasharp.rollout.inprocess.cache import KeyValueCache
+from megasharp.rollout.inprocess.decoder import Decoder
 from tests.unit.rollout.conftest import MakeModel, engine_of
 
 if TYPE_CHECKING:
@@ -133,8 +134,8 @@ def test_the_memory_may_be_of_another_family(make_model: MakeModel) -> None:
 
 
 def test_both_caches_follow_rows_that_finish(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compaction at every row that ends, over prompts of unequal length and batches that split a group."""
-    monkeypatch.setattr(generation, "COMPACT_BELOW", 1.0)
+    """Rows of several blocks, over prompts of unequal length and groups that a row count splits."""
+    monkeypatch.setattr(cache, "BLOCK", 3)
     networks, engine = pair_of(make_model, max_batch=13)
     sampling = SamplingParams(20, memory_mu=0.6, stop_token_ids=(2, 5, 9))
     samples = engine.generate(REQUESTS, sampling)
@@ -152,9 +153,9 @@ def test_with_a_window_the_memory_sees_the_prompt_and_the_last_tokens(
     slots: list[int] = []
     step = Decoder.step
 
-    def counted(decoder: Decoder, tokens_S: Tensor, cache: KeyValueCache) -> Tensor:
-        logits = step(decoder, tokens_S, cache)
-        slots.extend([cache.keys[0].shape[2]] * (decoder.architecture.num_layers == SMALLER["num_hidden_layers"]))
+    def counted(decoder: Decoder, tokens_S: Tensor, of_rows: KeyValueCache) -> Tensor:
+        logits = step(decoder, tokens_S, of_rows)
+        slots.extend([of_rows.keys[0].shape[2]] * (decoder.architecture.num_layers == SMALLER["num_hidden_layers"]))
         return logits
 
     monkeypatch.setattr(Decoder, "step", counted)
