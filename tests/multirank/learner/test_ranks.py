@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from policies import CPU, LAYOUTS, by_sequence, packed, ragged_sequences, recipe, save, save_model, settings, weights_of
+from test_shares import named_memory
 from torch import Tensor
 from waiting import HANG_S, SOON_S
 
@@ -261,7 +262,7 @@ if __name__ == "__main__":
 @pytest.mark.long("ranks")
 @pytest.mark.parametrize("end", ["killed", "raises"])
 def test_ranks_end_with_their_driver(folder: str, tmp_path: Path, end: str) -> None:
-    script, shared_memory = tmp_path / "driver.py", set(Path("/dev/shm").iterdir())
+    script = tmp_path / "driver.py"
     then = "time.sleep(3600)" if end == "killed" else "raise RuntimeError('the driver has a bug')"
     script.write_text(DRIVER.format(path=sys.path, folder=folder, logs=str(tmp_path / "logs"), then=then))
     with subprocess.Popen(
@@ -272,6 +273,8 @@ def test_ranks_end_with_their_driver(folder: str, tmp_path: Path, end: str) -> N
             assert driver.stdout.readline() == "saved\n"
             ranks = psutil.Process(driver.pid).children(recursive=True)
             assert len(ranks) >= 2
+            # They were sent their shares, of which no name may stay.
+            assert [line for process in (driver, *ranks) for line in named_memory(process.pid)] == []
             if end == "killed":
                 driver.kill()
             driver.wait(timeout=HANG_S)
@@ -279,4 +282,3 @@ def test_ranks_end_with_their_driver(folder: str, tmp_path: Path, end: str) -> N
             assert alive == []
         finally:
             driver.kill()
-    assert set(Path("/dev/shm").iterdir()) <= shared_memory, "ranks were sent their shares"

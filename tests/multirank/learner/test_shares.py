@@ -77,16 +77,20 @@ def digest(share: Share) -> str:
 
 @dataclass(frozen=True)
 class Seen:
-    """One rank's share: its bits, a column of it, and the inodes of the memory files that the rank maps."""
+    """One rank's share: its bits, a column of it, and the inodes of the memory files that the rank maps.
+
+    `named`: what it maps under a name.
+    """
 
     place: int
     digest: str
     logp_T: Tensor
     files: tuple[str, ...]
+    named: list[str]
 
 
 def seen(part: RankLearner, share: Share, shift: int, *, write: bool = False) -> Seen:
-    found = Seen(part.place.dp, digest(share), share.logp_T.roll(shift), mapped_files())
+    found = Seen(part.place.dp, digest(share), share.logp_T.roll(shift), mapped_files(), named_memory())
     if write:
         # Peers of the share, which map the same file, must not see it.
         share.ids_P.zero_()
@@ -98,9 +102,14 @@ def mapped_files() -> tuple[str, ...]:
     return tuple(line.split()[4] for line in lines if "memfd:" in line)
 
 
-def left_over() -> tuple[int, set[str]]:
-    """Descriptors of this process, and names in shared memory."""
-    return len([*Path("/proc/self/fd").iterdir()]), {path.name for path in Path("/dev/shm").iterdir()}
+def open_files() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+def named_memory(process: int | str = "self") -> list[str]:
+    """What a process has mapped of /dev/shm under a name, which would stay if it were killed."""
+    lines = Path(f"/proc/{process}/maps").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")]
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +127,7 @@ def values(folder: str, layout: ParallelLayout) -> dict[str, LearnerSettings]:
 def test_peers_map_one_copy_of_their_share(folder: str, tmp_path: Path, layout: ParallelLayout) -> None:
     """Twice, because what a rank wrote into its share the first time must not be in the next; results come in full."""
     ranks = ProcessRanks(values(folder, layout), CPU, tmp_path / "logs")
-    before, sent = left_over(), shares(layout.dp)
+    before, sent = open_files(), shares(layout.dp)
     for _ in range(2):
         found = ranks.call_shared(POLICY, seen, sent, 3, write=True)
         assert [each.place for each in found] == [layout.data_rank(rank) for rank in range(layout.world)]
@@ -132,9 +141,10 @@ def test_peers_map_one_copy_of_their_share(folder: str, tmp_path: Path, layout: 
             "the share is mapped once, the last one no more"
         )
         assert files[0] != files[1]
+        assert not named_memory() and not any(each.named for each in found)
     del found
     gc.collect()
-    assert left_over() == before
+    assert open_files() == before
     ranks.close()
 
 
@@ -145,11 +155,11 @@ def end_of(part: RankLearner, _: Share, victim: int) -> None:
 
 
 def test_a_rank_that_is_killed_with_its_share_leaves_nothing(folder: str, tmp_path: Path) -> None:
-    before, layout = left_over(), ParallelLayout(tp=2)
+    before, layout = open_files(), ParallelLayout(tp=2)
     ranks = ProcessRanks(values(folder, layout), CPU, tmp_path / "logs")
     with pytest.raises(RankDied, match=r"rank 1 ended with exit code -9 in end_of; its log is .*rank_1\.log"):
         ranks.call_shared(POLICY, end_of, shares(1), 1)
     ranks.close()
     del ranks
     gc.collect()
-    assert left_over() == before
+    assert open_files() == before
