@@ -62,7 +62,9 @@ _OWN_OPTIMIZER = {
     "optimizer", "lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad",
     "use_distributed_optimizer", "bf16", "fp16", "params_dtype",
 }  # fmt: skip
-# Megatron's keys that have one of ours in their place.
+# No form of graphs that Megatron has replays micro-batches of several shapes (decision 62).
+_NO_GRAPHS = "packed micro-batches have no fixed shape that a graph could replay; leave it out"
+# Megatron's keys that have one of ours in their place, or none.
 _INSTEAD = {
     "overlap_grad_reduce": "set policy.overlap",
     "overlap_param_gather": "set policy.overlap",
@@ -79,6 +81,10 @@ _INSTEAD = {
     "fp8": "set policy.fp8",
     "fp8_recipe": "set policy.fp8_recipe",
     "deterministic_mode": "set deterministic",
+    "cuda_graph_impl": _NO_GRAPHS,
+    "cuda_graph_scope": _NO_GRAPHS,
+    "enable_cuda_graph": _NO_GRAPHS,
+    "external_cuda_graph": _NO_GRAPHS,
     "lr": "set policy.optimizer.lr",
     "weight_decay": "set policy.optimizer.weight_decay",
     "clip_grad": "set policy.optimizer.clip_grad",

@@ -344,6 +344,21 @@ def recompute_share(arch: Architecture, context: float, recompute: Recompute, mo
     return arch.num_layers * work / forward_flops_per_token(arch, context)
 
 
+# Kernels that a layer launches in a forward pass (decision 62 counts them); backward launches 46, which is less for its
+# twofold work. Seconds for one, Python's, autograd's and Megatron's share included: assumed, not measured.
+_LAUNCHES, _LAUNCH_S = 27, 10e-6
+
+
+def rows_that_hide_launches(arch: Architecture, context: float, ranks: int, flops: float) -> int:
+    """Packed tokens of a micro-batch from which a layer's forward pass takes longer than the launches of its kernels.
+
+    Fewer leave the GPU idle. A layer is cut over `ranks` = tp * cp, each of which computes `flops` a second.
+    """
+    logits = 2.0 * arch.vocab * arch.hidden
+    layer = (forward_flops_per_token(arch, context) - logits) / arch.num_layers
+    return math.ceil(_LAUNCHES * _LAUNCH_S * flops * ranks / layer)
+
+
 def bubble_share(pp: int, vpp: int, micro_batches: int) -> float:
     """Share of a pass in which a pipeline rank stands idle: (pp - 1) / (vpp m + pp - 1) (2104.04473, section 2.2)."""
     return (pp - 1) / (vpp * micro_batches + pp - 1)

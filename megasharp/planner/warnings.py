@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from megasharp.config.policy import Recompute
+from megasharp.planner.formulas import mean_context, rows_that_hide_launches
 from megasharp.planner.memory import HANDOVER, SAMPLING, TRAINING, Rows
 from megasharp.planner.records import (
     GPUS,
@@ -227,6 +228,16 @@ def _batch(request: Request, rows: Rows, bubble: float) -> Iterator[Problem]:
             f"{batch.sequences} responses are not divisible by policy.dp x recipe.mini_batches = "
             f"{split.dp * batch.mini_batches}: some ranks wait for others"
         )
+    gpu = request.machines.gpu
+    if gpu is not None:
+        arch, flops = request.policy.architecture, gpu.flops * request.rates.mfu
+        least = rows_that_hide_launches(arch, mean_context(arch, batch.lengths), split.tp * split.cp, flops)
+        mean = rows.step / (split.dp * batch.mini_batches * rows.micro_batches)
+        if rows.micro_batches > 1 and mean < least:
+            yield _warning(
+                f"micro-batches of {mean:,.0f} tokens: a layer's forward pass takes less time than to launch its "
+                f"kernels, and the GPU waits; raise policy.micro_batch_tokens to {least:,} or more"
+            )
     if bubble > _BUBBLE:
         yield _warning(
             f"pipeline ranks idle for up to {bubble:.0%} of a pass ({split.pp} stages, at least {rows.micro_batches} "

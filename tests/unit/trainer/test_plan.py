@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from cases import each_case
 
 from megasharp.common.errors import UserError
 from megasharp.config.run_config import load_run
+from megasharp.planner.formulas import Lengths
 from megasharp.planner.records import Plan, Rates, StageTime
 from megasharp.planner.suggest import make_plan, suggest
 from megasharp.planner.text import plan_text, suggestions_text
@@ -295,6 +297,20 @@ def test_there_are_no_more_micro_batches_than_responses(tmp_path: Path, budget: 
     assert ("a response is not cut" in texts(plan, "warning")) == (budget < 10240)
     virtual = planned(tmp_path, "qwen3-32b", *pipeline, "policy.vpp=4", f"policy.micro_batch_tokens={budget}")
     assert virtual.micro_batches == -(-expected // 4) * 4
+
+
+def test_micro_batches_that_launches_outlast_are_told(tmp_path: Path) -> None:
+    """By hand for a layer of Qwen3-8B: 27 launches of 10 us at 42 % of 989 TFLOPS, over the layer's FLOPs a token."""
+    weights = 4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 12288 + 2 * 4096 + 2 * 128
+    seen = Lengths(32, 64, 32, 64).context
+    least = math.ceil(27 * 10e-6 * 0.42 * 989e12 * 4 / (2 * (weights + 4096 / 36) + 4 * 4096 * seen))
+    short = ("policy.tp=4", "data.max_prompt_tokens=64", "data.max_response_tokens=64")
+
+    def told(budget: int) -> bool:
+        plan = planned(tmp_path, "qwen3-8b", *short, f"policy.micro_batch_tokens={budget}")
+        return f"and the GPU waits; raise policy.micro_batch_tokens to {least:,}" in texts(plan, "warning")
+
+    assert [told(budget) for budget in (512, 4 * least)] == [True, False]
 
 
 def test_a_sleeping_engine_leaves_its_graphs_and_its_process(tmp_path: Path) -> None:
