@@ -156,6 +156,10 @@ class KeyValueCache:
         self.prompts = PromptCache(like.device)
         self.keys = [like.new_zeros((0, heads, 0, dim)) for _ in range(layers)]
         self.values = [like.new_zeros((0, heads, 0, dim)) for _ in range(layers)]
+        self._clear()
+
+    def _clear(self) -> None:
+        """Drop all rows and blocks; those that follow have slots as tight as at first."""
         self.prompt_S = torch.empty(0, dtype=torch.int64)
         self.lengths_S = torch.empty(0, dtype=torch.int64)
         # The block of each row's first, second, ... slots, -1 where it has none; and the inverse.
@@ -165,6 +169,7 @@ class KeyValueCache:
         self._count = 0
         self._plain = True
         self._laid_out = False
+        self._resize(0, 0)
 
     def extend(self, prompts: Sequence[int]) -> None:
         """Begin more rows behind those that there are, one for each of `prompts`, which are places."""
@@ -189,6 +194,9 @@ class KeyValueCache:
 
     def keep(self, order: Sequence[int]) -> None:
         """Row `i` becomes what row `order[i]` was; the others are dropped."""
+        if not order:
+            self._clear()
+            return
         kept = torch.tensor(order, dtype=torch.int64)
         rows = self.lengths_S.numel()
         self.prompt_S, self.lengths_S = self.prompt_S[kept], self.lengths_S[kept]
@@ -363,6 +371,6 @@ class KeyValueCache:
 def _grown(pool: Tensor, blocks: int, slots: int) -> Tensor:
     count, heads, filled, dim = pool.shape
     grown = pool.new_zeros((blocks, heads, slots, dim))
-    kept = min(count, blocks)
-    grown[:kept, :, :filled] = pool[:kept]
+    if kept := min(count, blocks):
+        grown[:kept, :, :filled] = pool[:kept]
     return grown

@@ -191,11 +191,10 @@ class _Loop(Generic[Cache]):
         starting = min(room, len(self._samples) - self._next)
         if live + starting == 0:
             return None
-        if (rows := row_count(live) if live else starting) < len(self._rows):
+        if (rows := row_count(live)) < len(self._rows):
             kept = self._shrink(idle[: len(self._rows) - rows])
             tokens_S, logits = tokens_S.index_select(0, kept), logits.select(kept)
             idle = [row for row, number in enumerate(self._rows) if number < 0]
-        # Where no row goes on, the logits of the new ones are known, and those of the others are nobody's.
         if live:
             logits = self._model.step(tokens_S, self._cache)
         if starting:
@@ -209,7 +208,7 @@ class _Loop(Generic[Cache]):
         order = moved_up(len(self._rows), dropped)
         self._cache.keep(order)
         self._rows = [self._rows[row] for row in order]
-        kept = torch.tensor(order, device=self._model.device)
+        kept = torch.tensor(order, dtype=torch.int64, device=self._model.device)
         self._positions_S = self._positions_S.index_select(0, kept)
         return kept
 
