@@ -252,8 +252,9 @@ def training_sequence(group: Group, index: int, advantage: float | None) -> Trai
         prompt_length=len(group.prompt.tokens),
         reward=response.verdict.reward,
         correct=response.verdict.outcome is Outcome.CORRECT,
-        advantage_T=torch.full((response.length,), advantage or 0.0, dtype=torch.float64),
-        mask_T=torch.full((response.length,), float(advantage is not None), dtype=torch.float32),
+        # Expanded: one value in memory, and packing sees without reading them that all are the same.
+        advantage_T=torch.tensor(advantage or 0.0, dtype=torch.float64).expand(response.length),
+        mask_T=torch.tensor(float(advantage is not None)).expand(response.length),
         sampler_logp_T=completion.sampler_logp,
         policy_logp_T=completion.policy_logp,
     )

@@ -1,7 +1,8 @@
-"""Micro-batches as views of a share: each field is computed from the packed tensors where it is first read, then kept.
+"""Micro-batches as views of a share: each field is computed from the packed tensors where it is read.
 
-Driver and ranks use the same views, so neither sends nor holds what can be computed: rows, positions, segments, numbers
-that are constant in a sequence, draws. `dataclasses.replace` makes a plain record of a view, with all of its fields.
+Driver and ranks use the same views, so neither sends nor holds what can be computed: numbers that are constant in a
+sequence, masks, draws. Rows, which passes read several times, are kept once they are computed. `dataclasses.replace`
+makes a plain record of a view, with all of its fields.
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ class MicroView(MicroBatch):
 
     def changed(self, **attributes: object) -> MicroView:
         """Return the view with others of its own attributes."""
-        held = {name: value for name, value in self.__dict__.items() if name not in ("inputs", "advantage_T")}
+        held = {name: value for name, value in self.__dict__.items() if name != "inputs"}
         return _made(MicroView, **{**held, **attributes})
 
     def with_advantages(self, adv_T: Tensor) -> MicroView:
@@ -241,12 +242,12 @@ class MicroView(MicroBatch):
 
     @cached_property
     def length_S(self) -> Tensor:
-        mask, lengths_S = self.share.labels.mask, self._rows.lengths_S
+        mask, lengths_S = self.share.labels.mask, self.share.packed.lengths_S[self.extent.sequences]
         if mask.constant:
             return mask.values[self.extent.sequences].double() * lengths_S
         return segment_sum(self.inputs.mask_T.double(), self.inputs.seq_T, lengths_S.numel())
 
-    @cached_property
+    @property
     def advantage_T(self) -> Tensor:
         return self.column(self.share.labels.advantage) if self.advantages is None else self.advantages
 
@@ -296,39 +297,39 @@ class InputsView(TokenInputs):
     def seq_T(self) -> Tensor:
         return self._micro._rows.sequences()
 
-    @cached_property
+    @property
     def mask_T(self) -> Tensor:
         return self._micro.column(self._micro.share.labels.mask).float()
 
-    @cached_property
+    @property
     def group_T(self) -> Tensor:
         return self._number(1)
 
-    @cached_property
+    @property
     def reward_T(self) -> Tensor:
         return self._score(0)
 
-    @cached_property
+    @property
     def correct_T(self) -> Tensor:
         return self._score(1)
 
-    @cached_property
+    @property
     def group_size_T(self) -> Tensor:
         return self._score(2)
 
-    @cached_property
+    @property
     def group_correct_T(self) -> Tensor:
         return self._score(3)
 
-    @cached_property
+    @property
     def sampler_logp_T(self) -> Tensor:
         return self._micro.column(self._micro.share.packed.sampler)
 
-    @cached_property
+    @property
     def policy_logp_T(self) -> Tensor:
         return self._micro.column(self._micro.share.packed.policy)
 
-    @cached_property
+    @property
     def draw_T(self) -> Tensor | None:
         if not self._micro.draws:
             return None
@@ -337,15 +338,15 @@ class InputsView(TokenInputs):
         position_T = _counted_from(torch.full_like(lengths_S, CHOICE_POSITIONS), lengths_S)
         return uniforms(self._number(3), position_T)
 
-    @cached_property
+    @property
     def old_logp_T(self) -> Tensor | None:
         return self._micro.annotation.old_logp_T
 
-    @cached_property
+    @property
     def old_entropy_T(self) -> Tensor | None:
         return self._micro.annotation.old_entropy_T
 
-    @cached_property
+    @property
     def ref_logp_T(self) -> Tensor | None:
         return self._micro.annotation.ref_logp_T
 

@@ -324,7 +324,8 @@ def _sequences(groups: Sequence[Sampled]) -> Iterator[TrainSequence]:
     """Yield the responses as training sequences; cross-entropy reads tokens alone."""
     for group in groups:
         for index, response in enumerate(group.responses):
-            nothing = torch.zeros(response.numel())
+            # Expanded, these are one number a response on their way to the ranks.
+            nothing = torch.zeros(1).expand(response.numel())
             yield TrainSequence(
                 group_id=group.group_id,
                 index=index,
@@ -336,7 +337,7 @@ def _sequences(groups: Sequence[Sampled]) -> Iterator[TrainSequence]:
                 reward=0.0,
                 correct=False,
                 advantage_T=nothing.double(),
-                mask_T=torch.ones(response.numel()),
+                mask_T=torch.ones(1).expand(response.numel()),
                 sampler_logp_T=nothing,
                 policy_logp_T=nothing,
             )
