@@ -1,6 +1,7 @@
 """A rank's actor on a Ray cluster: the same rank as in a child process, which finds its peers over TCP.
 
-Streams of tensors go through Ray's object store in parts of bounded size: `cut` makes them, `Joiner` joins them.
+Calls and results go through Ray's object store as a `Parcel`, streams of tensors in parts of bounded size: `cut` makes
+them, `Joiner` joins them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from megasharp.common.group_environment import adapters, keep_to
 from megasharp.common.stack_dumps import write_stacks_on_signal
 from megasharp.learner.learner import POLICY, LearnerSettings, Rank, RankLearner
 from megasharp.learner.parallel import COLLECTIVE_TIMEOUT, meet
+from megasharp.learner.ranks.messages import Message
 from megasharp.learner.ranks.processes import Failed, Returned, redirect_output
 
 P = ParamSpec("P")
@@ -95,6 +97,31 @@ def _bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     data: NDArray[np.uint8] = flat.view(torch.uint8).numpy()
     return data
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parcel:
+    """A pickled value with its tensors' bytes beside it, in NumPy, which Ray's own pickle leaves out too.
+
+    Ray copies them into its store once, brings them to a node once, and all ranks there read the same memory.
+    """
+
+    pickled: bytes
+    buffers: tuple[NDArray[np.uint8], ...]
+
+    @classmethod
+    def of(cls, value: object) -> Parcel:
+        """Pickle a value without a copy of its tensors."""
+        message = Message.of(value)
+        return cls(message.pickled, tuple(np.frombuffer(buffer, np.uint8) for buffer in message.buffers))
+
+    def value(self) -> Any:
+        """Return the value; its tensors are Ray's memory, which nobody writes into."""
+        return Message(self.pickled, [buffer.data for buffer in self.buffers]).value()
+
+    def copied(self) -> Any:
+        """Return the value in memory of this process, so that Ray's is free again."""
+        return Parcel(self.pickled, tuple(buffer.copy() for buffer in self.buffers)).value()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,15 +207,10 @@ class RankActor:
         self._rank = Rank(settings, device)
 
     @_answered
-    def call(
-        self,
-        learner: str,
-        function: Callable[..., object],
-        arguments: tuple[tuple[object, ...], Mapping[str, object]],
-    ) -> object:
+    def call(self, learner: str, function: Callable[..., object], arguments: Parcel) -> Parcel:
         """Call `function` with the named learner's part, and positional and named `arguments`."""
-        args, kwargs = arguments
-        return function(self._part(learner), *args, **kwargs)
+        args, kwargs = arguments.value()
+        return Parcel.of(function(self._part(learner), *args, **kwargs))
 
     def stream(
         self, learner: str, function: Callable[[RankLearner], Iterator[tuple[str, Tensor]]]

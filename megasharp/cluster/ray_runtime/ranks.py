@@ -20,7 +20,7 @@ from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
 from megasharp.cluster.ray_runtime.process_environment import usable
-from megasharp.cluster.ray_runtime.rank_actor import Joiner, RankActor, RankFacts
+from megasharp.cluster.ray_runtime.rank_actor import Joiner, Parcel, RankActor, RankFacts
 from megasharp.cluster.ray_runtime.slots import Seat, Slots, end_actors
 from megasharp.common.errors import RankDied, UserError, one_line
 from megasharp.common.group_environment import in_order
@@ -94,10 +94,7 @@ class RayRanks:
         self, learner: str, function: Callable[Concatenate[RankLearner, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> list[T]:
         """Return every rank's result, in rank order."""
-        # Once into the object store, not once per rank.
-        shared = ray.put((args, kwargs))
-        pending = {rank: actor.call.remote(learner, function, shared) for rank, actor in enumerate(self._actors)}
-        return self._collect(pending, function.__name__)
+        return self._call(learner, function, [(args, kwargs)])
 
     def call_shared(
         self,
@@ -109,12 +106,17 @@ class RayRanks:
     ) -> list[T]:
         """Return every rank's result for its share, in rank order."""
         assert len(shares) == self._layout.dp, "one share for each data-parallel place"
-        put = [ray.put(((share, *args), kwargs)) for share in shares]
+        return self._call(learner, function, [((share, *args), kwargs) for share in shares])
+
+    def _call(self, learner: str, function: Callable[..., Any], arguments: Sequence[object]) -> list[Any]:
+        """Call with these arguments on all ranks, or on each data-parallel place with its own."""
+        # Once into the object store, not once per rank. They leave it with the last rank that reads them.
+        stored = [ray.put(Parcel.of(one)) for one in arguments]
         pending = {
-            rank: actor.call.remote(learner, function, put[self._layout.data_rank(rank)])
+            rank: actor.call.remote(learner, function, stored[self._layout.data_rank(rank) if len(stored) > 1 else 0])
             for rank, actor in enumerate(self._actors)
         }
-        return self._collect(pending, function.__name__)
+        return [parcel.copied() for parcel in self._collect(pending, function.__name__)]
 
     def stream(
         self, learner: str, function: Callable[[RankLearner], Iterator[tuple[str, Tensor]]]

@@ -64,7 +64,8 @@ class Ranks(Protocol):
     ) -> list[T]:
         """Call `function(<the named learner's part>, shares[d], ...)` on every rank, d its data-parallel place.
 
-        A share is sent once to all its ranks of a machine. Results in rank order; raises as `call` does.
+        A share is sent once to all its ranks of a machine. They may read it in the same memory, so none writes there.
+        Results in rank order; raises as `call` does.
         """
         ...
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import re
 import signal
 import socket
@@ -19,10 +20,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+import ray
 import torch
 from policies import CPU, LAYOUTS, packed, ragged_sequences, recipe, save_model, settings, weights_of
+from ray import cloudpickle
 from waiting import HANG_S, SOON_S
 
 from megasharp.cluster.ray_runtime.ranks import RayRanks
@@ -105,6 +109,53 @@ def test_actors_do_what_child_processes_do(folder: str, slots: Slots, tmp_path: 
         actors.call(POLICY, len)
     assert "TypeError" in "".join(path.read_text() for path in (tmp_path / "actors").iterdir())
     assert psutil.wait_procs(processes, timeout=SOON_S)[1] == [], "one rank's error ends all"
+    actors.close()
+
+
+Found = tuple[torch.Tensor, np.ndarray[Any, Any], tuple[str, int], bool]
+
+
+def find(_: RankLearner, share: tuple[torch.Tensor, np.ndarray[Any, Any]], shift: int) -> Found:
+    """A rank's share, the file that the rank has mapped there, the place in it, and whether NumPy may write there."""
+    ids_P, rows = share
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        span, _mode, offset, *file = line.split(maxsplit=5)
+        begin, end = (int(edge, 16) for edge in span.split("-"))
+        if begin <= ids_P.data_ptr() < end:
+            place = " ".join(file), int(offset, 16) + ids_P.data_ptr() - begin
+            return ids_P.roll(shift), rows, place, rows.flags.writeable
+    raise AssertionError("a tensor that is in no mapping")
+
+
+def test_a_share_is_stored_once_for_its_ranks(
+    folder: str, slots: Slots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Peers on a node read the same bytes of Ray's store, which has room again after each call."""
+    actors = RayRanks(values(folder), CPU, slots, tmp_path)
+    share = (torch.arange(10_000_000, dtype=torch.int32), np.arange(100_000.0))
+    stored, put = [], ray.put
+
+    def noted(value: object) -> object:
+        stored.append(value)
+        return put(value)
+
+    monkeypatch.setattr(ray, "put", noted)
+    # The actors do not have this file's folder on their path.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    # Together more than the store holds.
+    for _ in range(16):
+        found = actors.call_shared(POLICY, find, [share], 2)
+        for ids_P, rows, (file, _place), writable in found:
+            assert torch.equal(ids_P, share[0].roll(2)) and np.array_equal(rows, share[1])
+            assert "/dev/shm/plasma" in file and not writable
+            ids_P.zero_()
+        assert found[0][2] == found[1][2]
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    assert len(stored) == 16
+    # Ray pickles only the rest: the arrays are beside its pickle too.
+    buffers: list[pickle.PickleBuffer] = []
+    assert len(cloudpickle.dumps(stored[0], protocol=5, buffer_callback=buffers.append)) < 2000
+    assert sum(buffer.raw().nbytes for buffer in buffers) == 40_800_000
     actors.close()
 
 
