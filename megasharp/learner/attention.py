@@ -137,16 +137,20 @@ def attend(
     if rows.exchange is not None:
         key, value = all_rows(key, rows.exchange), all_rows(value, rows.exchange)
     blocks = rows.plan(window)
+    # torch's kernel for CPUs reads a key head for all of its query heads; others would repeat it.
+    grouped = query.device.type == "cpu"
+    repeat = 1 if grouped else query.shape[1] // key.shape[1]
     # Padded queries are computed, too, and dropped by `restore_P`.
     outputs = []
     for block in blocks.blocks:
         out = F.scaled_dot_product_attention(
             _gather(query, block.query_BQ, 1),
-            _gather(key, block.key_BK, query.shape[1] // key.shape[1]),
-            _gather(value, block.key_BK, query.shape[1] // value.shape[1]),
+            _gather(key, block.key_BK, repeat),
+            _gather(value, block.key_BK, repeat),
             attn_mask=None if block.mask_BQK is None else block.mask_BQK[:, None],
             is_causal=block.mask_BQK is None,
             scale=scale,
+            enable_gqa=grouped,
         )
         # [B, heads, Q, head_dim], padding included, to rows.
         outputs.append(out.transpose(1, 2).reshape(block.query_BQ.numel(), -1))

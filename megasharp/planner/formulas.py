@@ -85,8 +85,8 @@ def layer_bytes_per_token(
         MLP                   gate and up in one tensor, and the product that the last map multiplies: 3 f
         attention's output    q
         attention, none       rotated queries and keys, values: q + 2 k; logsumexp: 4 bytes a head
-          in blocks           gathered queries, keys and values, each with all heads, and the output: 4 q, padded;
-                              logsumexp, padded
+          in blocks           gathered queries, keys and values, and the output: 2 q + 2 k, on a GPU with all heads
+                              each, 4 q; logsumexp; all padded
         core_attn             inputs of the recomputed part: q, and the joined projection (q + 2 k), no less than above
         mlp                   nothing of the MLP's own; its input is the norm's output, which is counted
         query and key norms   their inputs: the queries' copy q, and the joined projection (q + 2 k) for the keys, which
@@ -120,7 +120,7 @@ def layer_bytes_per_token(
     elif on_gpu and width < _FP32:
         total += width * (q + (k if arch.qk_norm else 2 * k)) + _FP32 * arch.heads
     else:
-        total += (4 * width * q + _FP32 * arch.heads) * padded
+        total += (2 * width * (q + (q if on_gpu else k)) + _FP32 * arch.heads) * padded
     return (total + (_head_norms(arch, inputs, width, on_gpu) if arch.qk_norm else 0)) / tp
 
 
