@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import torch
 
@@ -52,7 +52,9 @@ class PackLayout:
 
     A rank's number of micro-batches is a multiple of `micro_batch_multiple`, which interleaved pipelines ask for.
     `constant` is the horizon of `token_sum_over_constant`; `share_prompts` keeps one copy of a group's prompt. `flops`
-    says what rows cost, by which ranks are balanced.
+    says what rows cost, by which ranks are balanced. With `silent_apart` groups without any advantage have
+    micro-batches of their own, for ranks that pass those forward alone: each rank then has its part of
+    what costs a backward pass.
     """
 
     dp: int
@@ -63,6 +65,7 @@ class PackLayout:
     share_prompts: bool = True
     micro_batch_multiple: int = 1
     flops: Flops = ROWS_ALONE
+    silent_apart: bool = False
 
 
 def row_multiple(layout: ParallelLayout, device: str) -> int:
@@ -101,6 +104,16 @@ def pack(sequences: Sequence[TrainSequence], layout: PackLayout, seed: int) -> S
 
 def _planned(groups: Sequence[Sequence[Member]], layout: PackLayout) -> list[list[Planned]]:
     """Plan the micro-batches of one mini-batch, rank by rank."""
+    parts: list[list[Sequence[Member]]] = [list(groups)]
+    if layout.silent_apart:
+        parts = [[], []]
+        for group in groups:
+            parts[not any(bool(member.sequence.advantage_T.any()) for member in group)].append(group)
+    planned = [_planned_part(part, layout) for part in parts if part]
+    return [list(chain.from_iterable(rank)) for rank in zip(*planned, strict=True)]
+
+
+def _planned_part(groups: Sequence[Sequence[Member]], layout: PackLayout) -> list[list[Planned]]:
     members = [member for group in groups for member in group]
     # Where prompts are not shared, every response is a group of its own.
     units = groups if layout.share_prompts else [[member] for member in members]

@@ -151,4 +151,20 @@ def pack_layout(resolved: ResolvedRun, architecture: Architecture, response_wind
         constant=float(config.data.largest_response),
         micro_batch_multiple=resolved.layout.micro_batch_multiple,
         flops=packing_flops(architecture, config.policy.head == "chunked", response_window),
+        silent_apart=_silent_apart(resolved),
+    )
+
+
+def _silent_apart(resolved: ResolvedRun) -> bool:
+    """Return whether data-parallel ranks will pass groups without advantages forward alone, in every step.
+
+    The filter changes advantages after packing, and a step is packed alike before and after it.
+    """
+    config, layout = resolved.config, resolved.layout
+    return (
+        layout.dp > 1
+        and layout.pp == 1
+        and device_of(config) == "cpu"
+        and config.guard.engine_gap_filter is None
+        and not any(recipe.penalises for recipe in resolved.recipes.all)
     )

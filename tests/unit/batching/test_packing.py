@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from cases import each_case
@@ -179,3 +181,24 @@ def test_a_response_without_tokens_costs_nothing(share_prompts: bool) -> None:
     assert sum(len(micro.targets_T) for micro in micros(batch)) == 1
     for micro in micros(batch):
         check_micro(micro, group, batch.group_ids)
+
+
+@each_case("trained", [0, 1, 20, 60])
+def test_groups_without_advantages_are_apart_and_each_rank_has_as_many_of_the_others(trained: int) -> None:
+    """Ranks pass silent micro-batches forward alone: the others must be even by themselves, not only in sum."""
+    sequences = [
+        replace(one, advantage_T=one.advantage_T * (number < trained))
+        for number, one in enumerate(sequence(group + 1, 0, [1], list(range(1, 3 + group % 7))) for group in range(60))
+    ]
+    batch = pack(sequences, layout(dp=2, micro_batch_tokens=80, silent_apart=True), seed=0)
+    tokens = []
+    for rank in batch.mini_batches[0].per_rank:
+        silent = [not any(bool(sequences[flat].advantage_T.any()) for flat in micro.sequence_ids) for micro in rank]
+        for micro, is_silent in zip(rank, silent, strict=True):
+            check_micro(micro, sequences, batch.group_ids)
+            assert is_silent or all(bool(sequences[flat].advantage_T.any()) for flat in micro.sequence_ids)
+        tokens.append(
+            sum(micro.response_tokens for micro, is_silent in zip(rank, silent, strict=True) if not is_silent)
+        )
+    assert sum(micro.response_tokens for micro in micros(batch)) == sum(one.response_length for one in sequences)
+    assert max(tokens) - min(tokens) <= 8
