@@ -2,7 +2,8 @@
 
 Megatron writes `device="cuda"`, `torch.cuda.current_device()` and compares tensor type strings with `torch.cuda.*`.
 Inside `on_cpu()` and `beside_cuda()` those calls are routed to the CPU; outside of them torch is as it was. The routes
-were found by running megatron-core 0.16 and 0.19 at TP, PP, SP and DP above one.
+were found by running megatron-core 0.16 and 0.19 at TP, PP, SP and DP above one. `device="cuda"` is written where a
+step is scheduled, its gradients are reduced and the model is built, not in a model's pass.
 
 The fused optimizers (Transformer Engine's, NVIDIA apex's) keep the step count in the parameter group; torch's keeps it
 beside the moments of each parameter. Megatron's fallback for torch's Adam saves its state but cannot load it
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -185,6 +187,17 @@ class _CudaToCpu(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _without_mode(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function during which calls of torch do not pass through Python first."""
+
+    @functools.wraps(function)
+    def direct(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return function(*args, **kwargs)
+
+    return direct
+
+
 class _Event:
     """A CUDA event where every operation has already ended."""
 
@@ -298,6 +311,13 @@ def _routes() -> list[tuple[Any, str, Any]]:
     ]
 
 
+def _passes() -> list[tuple[Any, str, Any]]:
+    """List the schedules' passes of one micro-batch: thousands of calls of torch, a microsecond each in the mode."""
+    import megatron.core.pipeline_parallel.schedules as schedules
+
+    return [(schedules, name, _without_mode(getattr(schedules, name))) for name in ("forward_step", "backward_step")]
+
+
 _active = threading.local()
 
 
@@ -317,7 +337,7 @@ def beside_cuda() -> Iterator[None]:
         yield
         return
     with contextlib.ExitStack() as stack:
-        for owner, name, value in _routes():
+        for owner, name, value in [*_routes(), *_passes()]:
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
         stack.enter_context(_CudaToCpu())
