@@ -282,18 +282,19 @@ class _SwiGLU(torch.autograd.Function):
         """Return silu(gate) * up, [..., ffn] of [..., 2 * ffn]."""
         ctx.save_for_backward(x)
         gate, up = x.chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return F.silu(gate).mul_(up)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: _SwiGLUContext, *gradients: Tensor) -> Tensor:
-        """Return the gradient by gate and up, side by side."""
+        """Return the gradient by gate and up, side by side; what leads to them is computed in gate's place."""
         (x,) = ctx.saved_tensors
         gate, up = x.chunk(2, dim=-1)
         by_x = torch.empty_like(x)
         by_gate, by_up = by_x.chunk(2, dim=-1)
-        torch.mul(gradients[0], F.silu(gate), out=by_up)
-        by_gate.copy_(torch.ops.aten.silu_backward(gradients[0] * up, gate))
+        torch.mul(gradients[0], torch.ops.aten.silu.out(gate, out=by_gate), out=by_up)
+        torch.mul(gradients[0], up, out=by_gate)
+        torch.ops.aten.silu_backward.grad_input(by_gate, gate, grad_input=by_gate)
         return by_x
 
 
