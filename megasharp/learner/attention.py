@@ -62,10 +62,12 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
     # Element i is turned with element i + head_dim / 2, as in transformers' models, not with its neighbour.
     first, second = x.chunk(2, dim=-1)
-    turned = torch.empty_like(x, memory_format=torch.contiguous_format)
+    turned = x.new_empty(x.shape)
+    # One product over whole heads reads and writes memory in a row, where that of a half steps over the other half.
+    torch.mul(x, torch.cat((cos, cos), dim=-1), out=turned)
     out_first, out_second = turned.chunk(2, dim=-1)
-    torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=out_second).addcmul_(first, sin)
+    out_first.addcmul_(second, sin, value=-1)
+    out_second.addcmul_(first, sin)
     return turned
 
 
