@@ -127,6 +127,8 @@ def values(folder: str, layout: ParallelLayout) -> dict[str, LearnerSettings]:
 def test_peers_map_one_copy_of_their_share(folder: str, tmp_path: Path, layout: ParallelLayout) -> None:
     """Twice, because what a rank wrote into its share the first time must not be in the next; results come in full."""
     ranks = ProcessRanks(values(folder, layout), CPU, tmp_path / "logs")
+    # Files that tests before this one left to the collector are closed at any time.
+    gc.collect()
     before, sent = open_files(), shares(layout.dp)
     for _ in range(2):
         found = ranks.call_shared(POLICY, seen, sent, 3, write=True)
