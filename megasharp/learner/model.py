@@ -81,10 +81,6 @@ _INSTEAD = {
     "fp8": "set policy.fp8",
     "fp8_recipe": "set policy.fp8_recipe",
     "deterministic_mode": "set deterministic",
-    "cuda_graph_impl": _NO_GRAPHS,
-    "cuda_graph_scope": _NO_GRAPHS,
-    "enable_cuda_graph": _NO_GRAPHS,
-    "external_cuda_graph": _NO_GRAPHS,
     "lr": "set policy.optimizer.lr",
     "weight_decay": "set policy.optimizer.weight_decay",
     "clip_grad": "set policy.optimizer.clip_grad",
@@ -115,6 +111,8 @@ def sort_options(options: Options) -> PassThrough:
         parts = [part for part, names in known.items() if key in names]
         if not parts:
             raise UserError(f"policy.megatron.{key}: the installed megatron-core has no such option")
+        if "cuda_graph" in key:
+            raise UserError(f"policy.megatron.{key}: {_NO_GRAPHS}")
         if key in _INSTEAD:
             raise UserError(f"policy.megatron.{key}: {_INSTEAD[key]}")
         if key in _OWN_DDP | _OWN_OPTIMIZER | own_model:

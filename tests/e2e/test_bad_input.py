@@ -168,6 +168,8 @@ def test_missing_run_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ("{hidden_size: 4}", "megasharp sets this itself"),
         ("{overlap_grad_reduce: true}", "set policy.overlap"),
         ("{cuda_graph_impl: local}", "packed micro-batches have no fixed shape"),
+        ("{cuda_graph_warmup_steps: 3}", "packed micro-batches have no fixed shape"),
+        ("{external_cuda_graph: true}", "packed micro-batches have no fixed shape"),
         ("{optimizer_cpu_offload: true}", "set policy.optimizer_offload"),
         ("{num_moe_experts: 4}", "another model"),
         ("{rotary_interleaved: true}", "another model"),
