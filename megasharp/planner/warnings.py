@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 from megasharp.config.policy import Recompute
 from megasharp.planner.formulas import mean_context, rows_that_hide_launches
-from megasharp.planner.memory import HANDOVER, SAMPLING, TRAINING, Rows
+from megasharp.planner.memory import HANDOVER, SAMPLING, TRAINING, Rows, rows_of
 from megasharp.planner.records import (
     GPUS,
     Checkpoint,
@@ -228,21 +229,51 @@ def _batch(request: Request, rows: Rows, bubble: float) -> Iterator[Problem]:
             f"{batch.sequences} responses are not divisible by policy.dp x recipe.mini_batches = "
             f"{split.dp * batch.mini_batches}: some ranks wait for others"
         )
-    gpu = request.machines.gpu
-    if gpu is not None:
-        arch, flops = request.policy.architecture, gpu.flops * request.rates.mfu
-        least = rows_that_hide_launches(arch, mean_context(arch, batch.lengths), split.tp * split.cp, flops)
-        mean = rows.step / (split.dp * batch.mini_batches * rows.micro_batches)
-        if rows.micro_batches > 1 and mean < least:
-            yield _warning(
-                f"micro-batches of {mean:,.0f} tokens: a layer's forward pass takes less time than to launch its "
-                f"kernels, and the GPU waits; raise policy.micro_batch_tokens to {least:,} or more"
-            )
+    yield from _launches(request, rows)
     if bubble > _BUBBLE:
         yield _warning(
             f"pipeline ranks idle for up to {bubble:.0%} of a pass ({split.pp} stages, at least {rows.micro_batches} "
             "micro-batch(es) a rank and optimizer step): lower policy.pp or policy.micro_batch_tokens"
         )
+
+
+def _launches(request: Request, rows: Rows) -> Iterator[Problem]:
+    gpu, split = request.machines.gpu, request.split
+    if gpu is None or rows.micro_batches == 1:
+        return
+    arch, flops = request.policy.architecture, gpu.flops * request.rates.mfu
+    least = rows_that_hide_launches(arch, mean_context(arch, request.batch.lengths), split.tp * split.cp, flops)
+    mean = _filled(request, rows)
+    if mean >= least:
+        return
+    budget = _budget_that_fills(request, least)
+    way_out = f"policy.micro_batch_tokens to {budget:,}" if budget else "data.prompts_per_step"
+    yield _warning(
+        f"micro-batches of {mean:,.0f} tokens: a layer's forward pass takes less time than to launch its kernels, and "
+        f"the GPU waits; raise {way_out}"
+    )
+
+
+def _filled(request: Request, rows: Rows) -> float:
+    """Packed tokens of a micro-batch on average, fewer than its budget: the last one is rarely full."""
+    return rows.step / (request.split.dp * request.batch.mini_batches * rows.micro_batches)
+
+
+def _budget_that_fills(request: Request, least: int) -> int | None:
+    """Return a budget whose micro-batches have `least` tokens on average, or a rank's whole optimizer step in one.
+
+    None where an interleaved pipeline cuts that in more and smaller ones whatever the budget.
+    """
+    budget = max(least, request.split.micro_batch_tokens)
+    while True:
+        rows = rows_of(
+            dataclasses.replace(request, split=request.split.model_copy(update={"micro_batch_tokens": budget}))
+        )
+        if rows.micro_batches == 1 or _filled(request, rows) >= least:
+            return budget
+        if rows.micro_batches == request.layout.micro_batch_multiple:
+            return None
+        budget += max(1, least // 16)
 
 
 def _disk(request: Request, save: Checkpoint) -> Iterator[Problem]:
