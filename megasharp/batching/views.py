@@ -139,10 +139,6 @@ class Rows:
         rows_T[(self.lengths_S.cumsum(0) - self.lengths_S)[present_S]] = last_row_S[present_S]
         return rows_T
 
-    def sequences(self) -> Tensor:
-        """Return the number of each token's sequence, int64 [T]."""
-        return torch.repeat_interleave(torch.arange(self.lengths_S.numel()), self.lengths_S)
-
 
 def _counted_from(first_S: Tensor, lengths_S: Tensor) -> Tensor:
     """Return numbers that count up from each sequence's first one, int64 [T]."""
@@ -212,10 +208,6 @@ class MicroView(MicroBatch):
         """Number of response tokens."""
         return self.extent.count
 
-    def column(self, column: Column) -> Tensor:
-        """Return this micro-batch's values of a column, [T]."""
-        return column.of(self.extent.sequences, self.extent.tokens, self.inputs.seq_T)
-
     @cached_property
     def padding(self) -> int:
         return self._rows.padding
@@ -249,7 +241,9 @@ class MicroView(MicroBatch):
 
     @property
     def advantage_T(self) -> Tensor:
-        return self.column(self.share.labels.advantage) if self.advantages is None else self.advantages
+        if self.advantages is not None:
+            return self.advantages
+        return self.share.labels.advantage.of(self.extent.sequences, self.extent.tokens, self.inputs.seq_T)
 
     @cached_property
     def sequence_ids(self) -> tuple[int, ...]:
@@ -257,22 +251,29 @@ class MicroView(MicroBatch):
 
     @cached_property
     def inputs(self) -> TokenInputs:
-        return InputsView.of(self)
+        return InputsView.of(self.share, self.extent, self.draws, self.annotation)
 
 
 class InputsView(TokenInputs):
-    """The inputs of a view."""
+    """The inputs of a micro-batch of a share.
 
-    _micro: MicroView
+    It does not refer to the micro-batch, which keeps it: a share in such a cycle would stay until Python looks for
+    cycles, and hundreds of MB with it.
+    """
+
+    share: Share
+    extent: Extent
+    draws: bool
+    annotation: Annotation
 
     def __new__(cls, *fields: Any, **named: Any) -> Self:
         """Make the plain record: with other fields it is no view any more."""
         return TokenInputs(*fields, **named)  # type: ignore[return-value]
 
     @classmethod
-    def of(cls, micro: MicroView) -> InputsView:
-        """Return the inputs of a view."""
-        view = _made(InputsView, _micro=micro)
+    def of(cls, share: Share, extent: Extent, draws: bool, annotation: Annotation) -> InputsView:
+        """Return the inputs of one micro-batch."""
+        view = _made(InputsView, share=share, extent=extent, draws=draws, annotation=annotation)
         # The learner's own, which it fills in.
         for name in ("logp_T", "entropy_T", "topn_logp_TN", "is_top1_T"):
             object.__setattr__(view, name, None)
@@ -284,22 +285,29 @@ class InputsView(TokenInputs):
 
     def _number(self, row: int) -> Tensor:
         """Return a row of the table of sequences, int64 [T]."""
-        return segment_broadcast(self._micro.share.packed.sequences[row, self._micro.extent.sequences], self.seq_T)
+        return segment_broadcast(self.share.packed.sequences[row, self.extent.sequences], self.seq_T)
 
     def _score(self, row: int) -> Tensor:
-        return segment_broadcast(self._micro.share.labels.scores[row, self._micro.extent.sequences], self.seq_T)
+        return segment_broadcast(self.share.labels.scores[row, self.extent.sequences], self.seq_T)
 
-    @cached_property
+    def _column(self, column: Column) -> Tensor:
+        return column.of(self.extent.sequences, self.extent.tokens, self.seq_T)
+
+    @property
+    def _lengths_S(self) -> Tensor:
+        return self.share.packed.lengths_S[self.extent.sequences]
+
+    @property
     def num_sequences(self) -> int:
-        return self._micro._rows.lengths_S.numel()
+        return self._lengths_S.numel()
 
     @cached_property
     def seq_T(self) -> Tensor:
-        return self._micro._rows.sequences()
+        return torch.repeat_interleave(torch.arange(self.num_sequences), self._lengths_S)
 
     @property
     def mask_T(self) -> Tensor:
-        return self._micro.column(self._micro.share.labels.mask).float()
+        return self._column(self.share.labels.mask).float()
 
     @property
     def group_T(self) -> Tensor:
@@ -323,32 +331,32 @@ class InputsView(TokenInputs):
 
     @property
     def sampler_logp_T(self) -> Tensor:
-        return self._micro.column(self._micro.share.packed.sampler)
+        return self._column(self.share.packed.sampler)
 
     @property
     def policy_logp_T(self) -> Tensor:
-        return self._micro.column(self._micro.share.packed.policy)
+        return self._column(self.share.packed.policy)
 
     @property
     def draw_T(self) -> Tensor | None:
-        if not self._micro.draws:
+        if not self.draws:
             return None
         # The same however the step is packed. Sampling draws with positions from 0; these must be other numbers.
-        lengths_S = self._micro._rows.lengths_S
+        lengths_S = self._lengths_S
         position_T = _counted_from(torch.full_like(lengths_S, CHOICE_POSITIONS), lengths_S)
         return uniforms(self._number(3), position_T)
 
     @property
     def old_logp_T(self) -> Tensor | None:
-        return self._micro.annotation.old_logp_T
+        return self.annotation.old_logp_T
 
     @property
     def old_entropy_T(self) -> Tensor | None:
-        return self._micro.annotation.old_entropy_T
+        return self.annotation.old_entropy_T
 
     @property
     def ref_logp_T(self) -> Tensor | None:
-        return self._micro.annotation.ref_logp_T
+        return self.annotation.ref_logp_T
 
 
 def open_share(share: Share, draws: bool = True) -> tuple[tuple[MicroView, ...], ...]:

@@ -122,6 +122,8 @@ def serve(worker: WorkerSettings, settings: Mapping[str, LearnerSettings], conne
 def _answer_calls(rank: Rank, connection: Connection) -> None:
     while (request := _request(connection)) is not None:
         result = request.carry_out(rank)
+        # Not until the next call, which may be minutes away: its tensors may lie in memory that ranks map.
+        del request
         if inspect.isgenerator(result):
             for name, tensor in cast("Iterator[tuple[str, Tensor]]", result):
                 _send(connection, Item(name, tensor.cpu()))

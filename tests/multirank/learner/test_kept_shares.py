@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import os
+import weakref
+from pathlib import Path
 
 import pytest
 from launch import run_ranks
-from policies import LAYOUTS, learner_on, micro_batches, packed, ragged_sequences, save_model, settings, weights_of
+from policies import (
+    CPU,
+    LAYOUTS,
+    learner_on,
+    micro_batches,
+    packed,
+    ragged_sequences,
+    save_model,
+    settings,
+    weights_of,
+)
 from torch import Tensor
 
 from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.clip_cov import ClipCovParams
+from megasharp.batching.views import MicroView
 from megasharp.common.records import StepBatch, StepStats
+from megasharp.learner.learner import POLICY, RankLearner
+from megasharp.learner.ranks import messages
+from megasharp.learner.ranks.all_ranks import RanksLearner
+from megasharp.learner.ranks.processes import ProcessRanks
 
 # `clip_cov` picks by numbers of the driver what ranks must find by theirs; `kl` is read by the loss alone.
 RECIPE = build_recipe(
@@ -69,3 +88,46 @@ def test_a_step_on_kept_shares_is_the_same(world: int, layout: str, tmp_path_fac
         assert stats[0].metrics["policy/clip_cov"].total > 0.0
         assert weights.keys() == expected_weights.keys()
         assert all(weights[name].equal(expected_weights[name]) for name in weights)
+
+
+def without_collections(learner: RankLearner) -> int:
+    """Keep this process from looking for cycles; returns its id."""
+    gc.disable()
+    return os.getpid()
+
+
+def mapped(process: int) -> int:
+    """Return the number of memory files of calls that the process maps."""
+    maps = Path(f"/proc/{process}/maps").read_text(encoding="ascii").splitlines()
+    return len({line.split()[4] for line in maps if "memfd:megasharp-call" in line})
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_share_is_gone_after_its_step(
+    kept: bool, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the driver and on the ranks, which wait for the next call, where nobody looks for cycles."""
+    monkeypatch.setattr(messages, "_SMALL", 1)
+    monkeypatch.setattr(messages, "INLINE_BYTES", 1)
+    folder, layout = save_model(tmp_path_factory.mktemp("model"), "qwen3-tied"), LAYOUTS["dp2"]
+    values = settings(folder, layout, RECIPE.needs)
+    learner = RanksLearner(ProcessRanks({POLICY: values}, CPU, tmp_path_factory.mktemp("logs")))
+    gc.disable()
+    try:
+        processes = learner.call(without_collections)
+        batch = packed(ragged_sequences(), layout, mini_batches=2)
+        (view, *_) = micro_batches(batch)
+        assert isinstance(view, MicroView)
+        ids = weakref.ref(view.share.packed.ids)
+        if kept:
+            batch = learner.annotate(batch, RECIPE.annotation, RECIPE.read_before_update)
+            assert all(mapped(process) == 1 for process in processes)
+        method = RECIPE if kept else build_recipe(("grpo",), {}, reduction=None, constant=40.0, mini_batches=2)
+        batch, _ = method.calibrate(batch)
+        learner.step(batch, method)
+        del batch, view
+        assert ids() is None
+        assert [mapped(process) for process in processes] == [0, 0]
+    finally:
+        gc.enable()
+        learner.close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -137,6 +139,23 @@ def test_a_share_is_small_and_linear() -> None:
     assert len(quarters) == 4 and sum(quarters) < 1.05 * whole and max(quarters) < 1.05 * whole / 4
     (double,) = size(32, 2000, 1)
     assert abs(double - 2 * whole) < 0.01 * whole
+
+
+def test_a_step_leaves_memory_without_a_collection() -> None:
+    """Python looks for cycles rarely, and a step has hundreds of MB: views that refer to their owners keep them."""
+    batch = pack(random_sequences(0), layout(dp=2, mini_batches=2), seed=0)
+    batch = annotated(batch, None, [Annotation()] * 2)
+    for micro in micros(batch):
+        dataclasses.replace(micro, inputs=dataclasses.replace(micro.inputs))
+    (share, *_) = shares_of(batch)
+    assert isinstance(share, Share)
+    ids = weakref.ref(share.packed.ids)
+    gc.disable()
+    try:
+        del batch, micro, share
+        assert ids() is None
+    finally:
+        gc.enable()
 
 
 def test_a_mask_between_0_and_1_is_refused() -> None:
