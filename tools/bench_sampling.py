@@ -121,10 +121,22 @@ def measure(load: Load, rounds: int) -> list[Figure]:
     walls, refilled, cpus, refilled_cpus = zip(*rows[1:], strict=True)
     bar = BAR if load.name == "uneven" else None
     return [
-        Figure(f"{load.name}, one batch at a time", count / statistics.median(walls), "tokens/s", repeats=rounds),
-        Figure(f"{load.name}, rows refilled", count / statistics.median(refilled), "tokens/s", repeats=rounds),
+        Figure(
+            f"{load.name}, one batch at a time",
+            count / statistics.median(walls),
+            "tokens/s",
+            better="higher",
+            repeats=rounds,
+        ),
+        Figure(
+            f"{load.name}, rows refilled",
+            count / statistics.median(refilled),
+            "tokens/s",
+            better="higher",
+            repeats=rounds,
+        ),
         Figure(f"{load.name}, ratio", ratio(walls, refilled), "x", bar=bar, better="higher", repeats=rounds),
-        Figure(f"{load.name}, ratio of CPU seconds", ratio(cpus, refilled_cpus), "x", repeats=rounds),
+        Figure(f"{load.name}, ratio of CPU seconds", ratio(cpus, refilled_cpus), "x", better="higher", repeats=rounds),
     ]
 
 

@@ -7,11 +7,14 @@ import multiprocessing
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
 from types import MappingProxyType
 
 from megasharp.common import signals
 
 _SAFE_PATH = "PYTHONSAFEPATH"
+# The modules that `start` asked for; a server that is started again imports them, too.
+_asked: list[str] = []
 
 
 def start(modules: Sequence[str]) -> None:
@@ -19,9 +22,17 @@ def start(modules: Sequence[str]) -> None:
 
     It ends with this process.
     """
-    multiprocessing.get_context("forkserver").set_forkserver_preload([*modules])
+    _asked[:] = modules
+    context(modules)
     with signals.held(), child_environment(), signals.kept_from_children():
         forkserver.ensure_running()
+
+
+def context(modules: Sequence[str]) -> ForkServerContext:
+    """Return the context that forks from this server, which imports `modules` where `start` asked for nothing."""
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload([*(_asked or modules)])
+    return found
 
 
 @contextlib.contextmanager

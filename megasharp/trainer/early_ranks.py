@@ -53,4 +53,7 @@ def _table(tree: Tree, name: str) -> dict[str, Any]:
 
 def _cores() -> int:
     given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdecimal() else len(os.sched_getaffinity(0))
+    if given.isdecimal():
+        return int(given)
+    # macOS does not say which cores a process may use.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

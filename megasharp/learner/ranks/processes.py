@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
-from megasharp.common import signals
+from megasharp.common import fork_server, signals
 from megasharp.common.errors import RankDied, UserError, one_line
 from megasharp.common.files import Scratch
 from megasharp.common.fork_server import child_environment
@@ -347,7 +347,5 @@ def _context(device: torch.device) -> SpawnContext | ForkServerContext:
     """Return a context that forks ranks on CPUs from one process with all imports done; CUDA allows no fork."""
     if device.type != "cpu":
         return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
     # Checkpoint code is imported late elsewhere; ranks that wrote one would each import it again.
-    context.set_forkserver_preload([serve.__module__, "megasharp.learner.async_checkpoint"])
-    return context
+    return fork_server.context([serve.__module__, "megasharp.learner.async_checkpoint"])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
 import torch
 
+from megasharp.common import cgroup
 from megasharp.common.errors import UserError
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.architecture import Architecture
@@ -21,31 +21,18 @@ ONE_THREAD_BELOW = 4_000_000
 
 # Before anything has changed it: OMP_NUM_THREADS where set, else the physical cores.
 _TORCH_THREADS = torch.get_num_threads()
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_cores() -> int:
     """Return the number of cores that this process is to compute on: OMP_NUM_THREADS, where set, decides."""
-    if "OMP_NUM_THREADS" in os.environ:
-        return _TORCH_THREADS
-    quota, period = _cgroup_limits("cpu.max", 2)
-    return _TORCH_THREADS if quota is None else max(1, min(_TORCH_THREADS, quota // (period or quota)))
+    quota = None if os.environ.get("OMP_NUM_THREADS") else cgroup.core_limit()
+    return _TORCH_THREADS if quota is None else max(1, min(_TORCH_THREADS, int(quota)))
 
 
 def machine_memory() -> int:
-    """Return the bytes of memory that this machine has, or that a container leaves of them."""
-    (limit,) = _cgroup_limits("memory.max", 1)
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Return the bytes of memory that this machine has, or that this process's control group leaves of them."""
+    limit, there = cgroup.memory_limit(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return there if limit is None else min(there, limit)
-
-
-def _cgroup_limits(file: str, count: int) -> list[int | None]:
-    """Return the first numbers of a control group's file; None for `max`, and where there is no such file."""
-    try:
-        words = (_CGROUP / file).read_text().split()
-    except OSError:
-        return [None] * count
-    return [int(word) if word.isdecimal() else None for word in words[:count]]
 
 
 def cpu_threads(architecture: Architecture, processes: int, deterministic: bool) -> int:
@@ -56,7 +43,7 @@ def cpu_threads(architecture: Architecture, processes: int, deterministic: bool)
     """
     if deterministic:
         return 1
-    if "OMP_NUM_THREADS" not in os.environ and architecture.parameter_count() < ONE_THREAD_BELOW:
+    if not os.environ.get("OMP_NUM_THREADS") and architecture.parameter_count() < ONE_THREAD_BELOW:
         return 1
     return max(1, available_cores() // processes)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from cases import each_case
 
+from megasharp.common import cgroup
 from megasharp.config.core import dump_yaml, merge, parse_yaml, validate
 from megasharp.config.run_config import RunConfig, load_run
 from megasharp.convert.hf_folder import read_config
@@ -167,19 +168,19 @@ def test_the_number_of_replicas_stays_what_a_run_began_with(tmp_path: Path, monk
         assert resumed_config(tmp_path, open_, "run.yaml", lambda line: None).policy.dp == expected
 
 
-def test_processes_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """By OMP_NUM_THREADS, else by the machine and a container's quota; a small model has one thread each."""
     small = read_config(BASE)[2]
     large = replace(small, num_layers=40)
     assert large.parameter_count() > devices.ONE_THREAD_BELOW > small.parameter_count()
     monkeypatch.setattr(devices, "_TORCH_THREADS", 6)
-    monkeypatch.setattr(devices, "_CGROUP", tmp_path)
+    monkeypatch.setattr(cgroup, "core_limit", lambda: None)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     found = [cpu_threads(each, ranks, False) for each in (small, large) for ranks in (1, 2, 4, 8)]
     assert found == [1, 1, 1, 1, 6, 3, 1, 1]
     assert cpu_threads(large, 1, True) == 1
-    for text, cores in (("max 100000", 6), ("250000 100000", 2), ("50000 100000", 1), ("900000 100000", 6)):
-        (tmp_path / "cpu.max").write_text(text + "\n")
+    for quota, cores in ((2.5, 2), (0.5, 1), (9.0, 6)):
+        monkeypatch.setattr(cgroup, "core_limit", lambda quota=quota: quota)
         assert available_cores() == cores
     monkeypatch.setenv("OMP_NUM_THREADS", "6")
     assert [cpu_threads(small, ranks, False) for ranks in (1, 2, 4)] == [6, 3, 1]

@@ -5,15 +5,14 @@ from __future__ import annotations
 import resource
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 
 from megasharp.cluster.slurm.doctor.findings import GB, Finding, Memory, Patient, size_text
+from megasharp.common import cgroup
 from megasharp.common.files import SHARED_MEMORY
 from megasharp.common.group_environment import adapters
 
-_CGROUPS, _OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 # Of a rank's or an engine's process on the host: Python, libraries, CUDA's context. An assumption, not measured.
 _PROCESS = 4_000_000_000
 # NCCL's manual asks for this much of /dev/shm in a container (--shm-size=1g).
@@ -24,8 +23,7 @@ _LITTLE_LOCKED = 1 << 30
 
 def check_memory(patient: Patient) -> Iterator[Finding]:
     """Yield the findings of this node's memory."""
-    text = _OWN_CGROUP.read_text(encoding="ascii") if _OWN_CGROUP.is_file() else ""
-    yield host_memory(cgroup_limit(text, _CGROUPS), psutil.virtual_memory().total, patient.memory)
+    yield host_memory(cgroup.memory_limit(), psutil.virtual_memory().total, patient.memory)
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     yield locked_memory(None if soft == resource.RLIM_INFINITY else soft, len(adapters()), patient.nodes)
     try:
@@ -34,27 +32,6 @@ def check_memory(patient: Patient) -> Iterator[Finding]:
         yield Finding("FAIL", "shared memory", f"{SHARED_MEMORY} is not there; mount a tmpfs as it")
         return
     yield shared_memory(room.total, room.free, patient.memory.shared, patient.gpus_per_node, patient.memory.store)
-
-
-def cgroup_limit(own: str, mounted: Path) -> int | None:
-    """Return the least limit on memory, in bytes, of this process's cgroup and those above it; None where none is.
-
-    `own` is the text of /proc/self/cgroup. In a container the group's path may be the host's, which is not seen: then
-    the mounted root is the group.
-    """
-    paths = {names: path for _, names, path in (line.split(":", 2) for line in own.splitlines())}
-    root, name = (mounted / "memory", "memory.limit_in_bytes") if "memory" in paths else (mounted, "memory.max")
-    group = root / paths.get("memory", paths.get("", "/")).lstrip("/")
-    found = []
-    for folder in (group, *group.parents):
-        if (folder / name).is_file():
-            text = (folder / name).read_text(encoding="ascii").strip()
-            found += [int(text)] if text.isdigit() else []
-        if folder == root:
-            break
-    # Version 1 writes "no limit" as the largest number of pages.
-    least = min(found, default=None)
-    return None if least is None or least >= 1 << 60 else least
 
 
 def host_memory(limit: int | None, total: int, asked: Memory) -> Finding:

@@ -194,30 +194,6 @@ def test_the_memory_of_a_job_holds_what_the_plan_offloads() -> None:
     assert failed(host_memory.host_memory(None, 100 * GB, asked), "use more nodes")
 
 
-@pytest.mark.parametrize(
-    ("own", "files", "limit"),
-    [
-        ("0::/job_7/step_0\n", {"job_7/memory.max": "1000", "job_7/step_0/memory.max": "max"}, 1000),
-        ("0::/job_7\n", {"job_7/memory.max": "max"}, None),
-        # A container's own root, under a path of the host that is not seen here.
-        ("0::/../host/job_7\n", {"memory.max": "500"}, 500),
-        (
-            "4:memory:/job_7/step_0\n0::/\n",
-            {"memory/job_7/memory.limit_in_bytes": "700", "memory/job_7/step_0/memory.limit_in_bytes": f"{2**63}"},
-            700,
-        ),
-        ("", {}, None),
-    ],
-)
-def test_the_least_limit_of_a_cgroup_and_those_above_counts(
-    tmp_path: Path, own: str, files: dict[str, str], limit: int | None
-) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text + "\n")
-    assert host_memory.cgroup_limit(own, tmp_path) == limit
-
-
 def test_infiniband_needs_locked_memory() -> None:
     assert failed(host_memory.locked_memory(8 << 20, 8, 2), "8.4 MB", "ibv_reg_mr", "LimitMEMLOCK=infinity")
     assert warned(host_memory.locked_memory(64 << 30, 8, 2), "ulimit -l unlimited")
