@@ -87,7 +87,8 @@ class RolloutConfig(Section):
         description="Computes reference and old log-probs of finished groups while the last responses of a step are "
         "being sampled, instead of after them. Needs engines of their own (cluster.placement disaggregated), beside "
         "which the policy's GPUs idle meanwhile. Log-probs are the same up to rounding, because responses are packed "
-        "in another order. megasharp plan says how many seconds of a step it hides.",
+        "in another order. A response is sent to the ranks twice then. megasharp plan says how many seconds of a step "
+        "it hides.",
     )
     request_limit_s: float = Field(
         default=1800.0,

@@ -1,7 +1,8 @@
 """Bytes of a step's batch on their way from the driver to the ranks, and back, and what Ray's object store needs.
 
 Each data-parallel rank gets its share once a step. Where log-probs are computed before the update, the share stays on
-its ranks, and the update is sent what may have changed since: advantages and masks.
+its ranks, and the update is sent what may have changed since: advantages and masks. With `rollout.overlap_annotation` a
+response is sent twice: in a piece, for its log-probs, and in its share, together with these.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ PROMPT_TOKEN, ADVANTAGE, RESPONSE_TOKEN = 4, 9, 4 + 4 + 4 + 9
 # Of a response: length, group, place, seed (int64); reward, correct and the group's counts (float32); and a mask and an
 # advantage where these are one a response.
 _RESPONSE = 4 * 8 + 4 * 4 + 12
+# Of a response's token of which a pass computed a log-prob (float32).
+_LOG_PROB = 4
 # Of a response's token on the way back: up to three columns of log-probs and entropies.
 _RESULT = 12
 # Ray sends objects over TCP, one node after the other; a node's own ranks get theirs by a copy. Assumed, not measured.
@@ -36,9 +39,14 @@ def transport(request: Request, rows: Rows) -> Transport | None:
     if layout.world == 1:
         return None
     responses = batch.sequences * batch.lengths.response
-    step = share_bytes(responses, rows.step - responses, batch.sequences)
-    if request.passes.before:
-        step += round(ADVANTAGE * responses)
+    share, before = share_bytes(responses, rows.step - responses, batch.sequences), len(request.passes.before)
+    again = 0.0
+    if before and request.engines is not None and request.engines.overlap_annotation:
+        # Pieces have no advantages or masks yet.
+        again = share + (before * _LOG_PROB - ADVANTAGE) * responses
+    elif before:
+        again = ADVANTAGE * responses
+    step = share + round(again)
     nodes = list(_places(layout, machines.nodes, machines.gpus_per_node))
     seconds = None
     if machines.gpu is not None:
@@ -54,7 +62,9 @@ def share_bytes(responses: float, prompts: float, sequences: float) -> int:
 def store_bytes(batch: Batch, layout: ParallelLayout) -> int:
     """Bytes that Ray's store needs on the driver's node, where every response is of the greatest length.
 
-    It holds a step's shares and what changes in them, or results on their way back, or parts of streamed weights.
+    It holds a step's shares and what changes in them, or results on their way back, or parts of streamed weights. What
+    is annotated while engines sample needs no more: pieces leave the store before the shares come, and with these go
+    the results alone.
     """
     lengths: Lengths = batch.lengths
     responses = batch.sequences * lengths.response_longest

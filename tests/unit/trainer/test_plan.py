@@ -339,6 +339,20 @@ def test_interleaved_pipelines_of_few_tokens_are_told_to_take_more(tmp_path: Pat
     assert "the GPU waits; raise data.prompts_per_step" in told
 
 
+def test_responses_annotated_while_engines_sample_are_sent_twice(tmp_path: Path) -> None:
+    """By hand: 21 bytes a token with labels, 12 before without them and 4 of a log-prob; the labels once, not twice."""
+    keys = ("recipe.methods=[grpo, kl]", "cluster.placement=disaggregated", "cluster.nodes=2", "rollout.engines=1")
+    plain, ahead = (planned(tmp_path, "qwen3-32b", *keys, f"rollout.overlap_annotation={on}") for on in (False, True))
+    question = asked(tmp_path, "qwen3-32b", *keys).request
+    responses = question.batch.sequences * question.batch.lengths.response
+    prompts, sequences = plain.rows - responses, question.batch.sequences
+    passes = len(question.passes.before)
+    assert passes and plain.transport is not None and ahead.transport is not None
+    assert plain.transport.step == pytest.approx(30 * responses + 4 * prompts + 60 * sequences)
+    assert ahead.transport.step == pytest.approx((33 + 4 * passes) * responses + 8 * prompts + 120 * sequences)
+    assert ahead.transport.store == plain.transport.store
+
+
 def test_a_sleeping_engine_leaves_its_graphs_and_its_process(tmp_path: Path) -> None:
     """Beside the same learners with the engine in their process, in each phase in which it does not sample."""
     methods = "recipe.methods=[grpo, kl]"
