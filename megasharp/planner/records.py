@@ -150,7 +150,8 @@ class Rates:
     tensor-parallel ranks exchange; of engines `engine_mfu`, in prefill and decoding. `bandwidth`: of memory in
     decoding. `layer_s`: seconds that tensor-parallel ranks of an engine take for one layer of a decode step besides.
     `links`: of NVLink and network. `sync`: bytes of weights per second that are handed over, besides what links allow.
-    `driver_s`: seconds of a step that the driver has alone. `disk`: bytes per second of all ranks.
+    `driver_s`: seconds of a step that the driver has alone, with a batch no larger than the published ones. `disk`:
+    bytes per second of all ranks.
 
     All but `links` and `disk` are fitted to published runs by `tools/calibrate_plan.py`, which checks these defaults.
     """

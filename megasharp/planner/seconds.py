@@ -51,6 +51,7 @@ from megasharp.planner.records import (
     Request,
     StageTime,
 )
+from megasharp.planner.transport import more_seconds
 
 _GIB = 2**30
 # Our engines' own defaults (rollout/sglang/engine/engine_config.py): tokens of cache and requests at once on a CPU, and
@@ -194,10 +195,18 @@ def step_times(
         times.append(StageTime("optimizer", request.batch.mini_batches * held / _HOST_LINK, how))
     if request.engines is not None:
         times.append(_sync(request, gpu, request.engines))
-        times.append(StageTime("driver", request.rates.driver_s, "rewards, advantages, batches and metrics"))
+        times.append(_driver(request, rows))
         if offloaded:
             times.append(StageTime("offload", 2 * offloaded / _HOST_LINK, "to the host and back, 50 GB/s a GPU"))
     return times
+
+
+def _driver(request: Request, rows: Rows) -> StageTime:
+    more = more_seconds(request, rows)
+    how = "rewards, advantages, batches and metrics"
+    if more:
+        how += f", {more:.1f} s of it because a larger batch is sent than in the published runs"
+    return StageTime("driver", request.rates.driver_s + more, how)
 
 
 def longest_response_seconds(request: Request, engine: EngineMemory) -> float | None:

@@ -27,6 +27,8 @@ _LOG_PROB = 4
 _RESULT = 12
 # Ray sends objects over TCP, one node after the other; a node's own ranks get theirs by a copy. Assumed, not measured.
 NETWORK, COPY = 1e9, 2e9
+# Seconds of the largest batch of the published runs that `Rates.driver_s` is fitted to, by this formula.
+FITTED_S = 0.703
 # A stream of weights that has room to send three parts (cluster/ray_runtime/rank_actor.py) from each stage.
 _STREAM = 3 * (32 << 20)
 # Ray's store cuts its memory into blocks of the objects' sizes.
@@ -52,6 +54,12 @@ def transport(request: Request, rows: Rows) -> Transport | None:
     if machines.gpu is not None:
         seconds = step / layout.dp * (nodes[0] / COPY + sum(nodes[1:]) / NETWORK)
     return Transport(step, math.ceil(step * max(nodes) / layout.dp), seconds, store_bytes(batch, layout))
+
+
+def more_seconds(request: Request, rows: Rows) -> float:
+    """Seconds of a step's transport beyond those that the driver's fitted constant has in it; 0.0 on CPUs."""
+    found = transport(request, rows)
+    return 0.0 if found is None or found.seconds is None else max(0.0, found.seconds - FITTED_S)
 
 
 def share_bytes(responses: float, prompts: float, sequences: float) -> int:

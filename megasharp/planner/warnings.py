@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 
 from megasharp.config.policy import Recompute
@@ -242,6 +243,9 @@ def _launches(request: Request, rows: Rows) -> Iterator[Problem]:
     if gpu is None or rows.micro_batches == 1:
         return
     arch, flops = request.policy.architecture, gpu.flops * request.rates.mfu
+    if math.isinf(flops):
+        # The fit of rates (tools/calibrate_plan.py) asks for plans in which computing takes no time.
+        return
     least = rows_that_hide_launches(arch, mean_context(arch, request.batch.lengths), split.tp * split.cp, flops)
     mean = _filled(request, rows)
     if mean >= least:

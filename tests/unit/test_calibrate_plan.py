@@ -12,6 +12,7 @@ import pytest
 
 from megasharp.planner.records import SPREAD, Rates
 from megasharp.planner.suggest import make_plan
+from megasharp.planner.transport import FITTED_S
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "explanation" / "planning-against-published-runs.md"
@@ -63,6 +64,14 @@ def test_ranges_reach_the_one_run_with_context_parallelism(tool: ModuleType) -> 
     for part in ("update", "annotate"):
         found = times[part].range
         assert found is not None and found[0] < run.published[part] < found[1], part
+
+
+def test_the_drivers_constant_has_the_transport_of_the_rows_that_it_is_fitted_to(tool: ModuleType) -> None:
+    fit, held_out = tool.halves(tool.read_runs())
+    plans = [make_plan(run.request) for run in fit if run.kind == "rl"]
+    assert max(plan.transport.seconds for plan in plans if plan.transport) == pytest.approx(FITTED_S, abs=5e-4)
+    for run in (*fit, *held_out):
+        assert {time.seconds for time in make_plan(run.request).times if time.name == "driver"} <= {Rates().driver_s}
 
 
 def test_a_fit_finds_the_rates_that_made_the_numbers(tool: ModuleType) -> None:

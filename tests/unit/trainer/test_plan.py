@@ -18,6 +18,7 @@ from megasharp.planner.formulas import Lengths
 from megasharp.planner.records import Plan, Rates, StageTime
 from megasharp.planner.suggest import make_plan, suggest
 from megasharp.planner.text import plan_text, suggestions_text
+from megasharp.planner.transport import FITTED_S
 from megasharp.trainer.plan import Options, ask, compare, formula_counts, limits_that_bite
 from tests.unit.trainer.plans import EXAMPLES, REPOSITORY, asked, asked_in_process, planned, texts, write_run
 
@@ -337,6 +338,19 @@ def test_interleaved_pipelines_of_few_tokens_are_told_to_take_more(tmp_path: Pat
     keys = ("policy.pp=4", "policy.vpp=4", "policy.tp=2", "data.max_prompt_tokens=64", "data.max_response_tokens=64")
     told = texts(planned(tmp_path, "qwen3-32b", *keys, "data.prompts_per_step=2"), "warning")
     assert "the GPU waits; raise data.prompts_per_step" in told
+
+
+def test_the_drivers_seconds_hold_the_transport(tmp_path: Path) -> None:
+    """Of a small step by its constant, of a large one by what is sent beyond the published runs' batches."""
+    small, large = (planned(tmp_path, "qwen3-32b", f"data.prompts_per_step={count}") for count in (64, 16384))
+    for plan, more in ((small, False), (large, True)):
+        (driver,) = (time for time in plan.times if time.name == "driver")
+        sent = plan.transport
+        assert sent is not None and sent.seconds is not None and driver.seconds is not None
+        assert driver.seconds == pytest.approx(Rates().driver_s + max(0.0, sent.seconds - FITTED_S)) and more == (
+            driver.seconds > Rates().driver_s
+        )
+        assert sent.seconds < driver.seconds and ("because a larger batch" in driver.how) == more
 
 
 def test_responses_annotated_while_engines_sample_are_sent_twice(tmp_path: Path) -> None:
