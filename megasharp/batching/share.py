@@ -95,7 +95,11 @@ class Share:
 
     def with_advantages(self, adv_T: Tensor) -> Share:
         """Return the share with other advantages, [T] in the order of packing."""
-        return replace(self, labels=replace(self.labels, advantage=_by_sequence(adv_T, self.packed.lengths_S)))
+        lengths_S = self.packed.lengths_S
+        parts = torch.split(adv_T, lengths_S.tolist())
+        constant = all(map(_is_constant, parts))
+        advantage = _column(parts, adv_T.dtype, lengths_S, True) if constant else Column(adv_T, False)
+        return replace(self, labels=replace(self.labels, advantage=advantage))
 
 
 # A micro-batch as planned: its units, each the responses that share one copy of a prompt.
@@ -112,8 +116,8 @@ def make_share(minis: Sequence[Sequence[Planned]], row_multiple: int) -> Share:
     table = [[member.group for member in members], [member.flat for member in members]]
     packed = Packed(
         ids=_ids(units),
-        sampler=_column([s.sampler_logp_T for s in sequences], torch.float32, lengths_S),
-        policy=_column([s.policy_logp_T for s in sequences], torch.float32, lengths_S),
+        sampler=_logp([s.sampler_logp_T for s in sequences], lengths_S),
+        policy=_logp([s.policy_logp_T for s in sequences], lengths_S),
         units=torch.tensor(
             [[unit[0].sequence.prompt_length for unit in units], [len(unit) for unit in units]], dtype=torch.int64
         ),
@@ -135,12 +139,12 @@ def make_labels(sequences: Sequence[TrainSequence], lengths_S: Tensor) -> Labels
         [float(s.group_size) for s in sequences],
         [float(s.group_correct) for s in sequences],
     ]
-    mask = _column([s.mask_T for s in sequences], torch.float32, lengths_S)
-    advantage = _column([s.advantage_T for s in sequences], torch.float64, lengths_S)
+    advantages = [s.advantage_T for s in sequences]
+    constant = all(map(_is_constant, advantages))
     return Labels(
         scores=torch.tensor(scores, dtype=torch.float32),
-        mask=_packed_mask(mask if mask.constant else _by_sequence(mask.values, lengths_S)),
-        advantage=advantage if advantage.constant else _by_sequence(advantage.values, lengths_S),
+        mask=_mask([s.mask_T for s in sequences], lengths_S),
+        advantage=_column(advantages, torch.float64, lengths_S, constant),
     )
 
 
@@ -155,36 +159,43 @@ def _ids(units: Sequence[Sequence[Member]]) -> Tensor:
     return torch.cat(parts, out=ids) if parts else ids
 
 
-def _column(parts: Sequence[Tensor], dtype: torch.dtype, lengths_S: Tensor) -> Column:
-    """Join sequences' values; one that was expanded is known to be constant without reading it."""
-    if all(part.numel() <= 1 or part.stride(0) == 0 for part in parts):
-        values = torch.zeros(len(parts), dtype=dtype)
-        if parts:
-            values[lengths_S > 0] = torch.cat([part[:1] for part in parts]).to(dtype)
-        return Column(values, True)
-    return Column(torch.cat(list(parts)).to(dtype), False)
+def _column(parts: Sequence[Tensor], dtype: torch.dtype, lengths_S: Tensor, constant: bool) -> Column:
+    """Join sequences' values; `constant` says that each has one value, which is then kept once."""
+    if not constant:
+        values_T = torch.empty(sum(part.numel() for part in parts), dtype=dtype)
+        return Column(torch.cat(list(parts), out=values_T), False)
+    values_S = torch.zeros(len(parts), dtype=dtype)
+    if parts:
+        values_S[lengths_S > 0] = torch.cat([part[:1] for part in parts]).to(dtype)
+    return Column(values_S, True)
 
 
-def _by_sequence(value_T: Tensor, lengths_S: Tensor) -> Column:
-    """Keep one value a sequence where all of its tokens have the same, bit for bit."""
-    present_S = lengths_S > 0
-    if value_T.dtype not in _BITS:
-        return Column(value_T, False)
-    bits_T = value_T.view(_BITS[value_T.dtype])
-    first_S = (lengths_S.cumsum(0) - lengths_S)[present_S]
-    if not torch.equal(bits_T, torch.repeat_interleave(bits_T[first_S], lengths_S[present_S])):
-        return Column(value_T, False)
-    values = value_T.new_zeros(lengths_S.numel())
-    values[present_S] = value_T[first_S]
-    return Column(values, True)
+def _logp(parts: Sequence[Tensor], lengths_S: Tensor) -> Column:
+    # They are hardly ever constant by chance, so that reading them all would be in vain.
+    return _column(parts, torch.float32, lengths_S, all(map(_is_expanded, parts)))
+
+
+def _mask(parts: Sequence[Tensor], lengths_S: Tensor) -> Column:
+    distinct = [part[:1] if _is_expanded(part) else part for part in parts]
+    if any(bool(((part != 0.0) & (part != 1.0)).any()) for part in distinct):
+        raise ValueError("a mask is 0 or 1")
+    if all(map(_is_constant, parts)):
+        return _column(parts, torch.float32, lengths_S, True)
+    return Column(torch.cat([part == 1.0 for part in parts]), False)
+
+
+def _is_expanded(part: Tensor) -> bool:
+    """Return True where one value is known to be all tokens', without reading it."""
+    return part.numel() <= 1 or part.stride(0) == 0
+
+
+def _is_constant(part: Tensor) -> bool:
+    """Return True where all tokens have the same value, bit for bit."""
+    if _is_expanded(part):
+        return True
+    bits = part.view(_BITS[part.element_size()])
+    return bool((bits == bits[0]).all())
 
 
 # Compared as integers, a NaN equals itself and -0.0 is not 0.0.
-_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
-
-
-def _packed_mask(mask: Column) -> Column:
-    kept = mask.values == 1.0
-    if not bool((kept | (mask.values == 0.0)).all()):
-        raise ValueError("a mask is 0 or 1")
-    return mask if mask.constant else Column(kept, False)
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from megasharp.batching.share import Column, Packed, Share
 from megasharp.common.records import MicroBatch, Segments, TokenInputs
-from megasharp.ops.segment import segment_broadcast, segment_sum
+from megasharp.ops.segment import segment_broadcast
 from megasharp.ops.uniform import CHOICE_POSITIONS, uniforms
 
 
@@ -237,7 +237,9 @@ class MicroView(MicroBatch):
         mask, lengths_S = self.share.labels.mask, self.share.packed.lengths_S[self.extent.sequences]
         if mask.constant:
             return mask.values[self.extent.sequences].double() * lengths_S
-        return segment_sum(self.inputs.mask_T.double(), self.inputs.seq_T, lengths_S.numel())
+        # By sequence: the driver reads this of all micro-batches at once, and a number for each token would be kept.
+        counts = [part.sum() for part in torch.split(mask.values[self.extent.tokens], lengths_S.tolist())]
+        return torch.stack(counts).double() if counts else torch.zeros(0, dtype=torch.float64)
 
     @property
     def advantage_T(self) -> Tensor:
