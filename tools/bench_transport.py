@@ -5,13 +5,16 @@
 
 A case is a step with the ranks of four nodes of eight. One node's ranks are processes that receive and open their
 shares; of the other nodes' shares the driver does its part. As a step does, each case sends every rank its share before
-the passes that find old log-probs, and then what changed since. Of a case the table has
+the passes that find old log-probs, and then what changed since. A small step goes first, so that code is loaded; then
+come two. Of a case the table has, CPU seconds and bytes as the mean of both steps,
 
     bytes a token     of a share, prompts and tables too, over its response tokens
     driver CPU        seconds of both calls together: packing (with the plan of micro-batches), pickling, sending; the
                       last is one copy of each share into memory that its ranks of a node map
     to a node         bytes of both calls
-    copies            the most that the driver held above the step's sequences, over the shares' bytes
+    copies            the most that the driver held above the step's sequences, over the shares' bytes: the packed
+                      shares (1), what packing needs beside them, and the largest share's file on its way (1 / dp)
+    stays             what the driver holds of two steps when they are over, without Python's search for cycles
     receiving         from the first byte to micro-batches whose ids were read: CPU seconds of the slowest rank
     before shares     the same with every micro-batch's fields pickled whole, for all ranks, twice
 """
@@ -209,41 +212,73 @@ def peak_bytes(reset: bool = False) -> int:
     return int(found[1]) * 1024 if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def resident_bytes() -> int:
+    """Return the memory that this process has now."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()
+
+
+_STEPS = 2
+
+
 def measure(name: str, case: Case) -> list[Figure]:
-    """Send a case's step, and return its rows of the table."""
+    """Send a case's step twice, and return its rows of the table."""
     step, driver = sequences(case), Driver()
     tokens = sum(sequence.response_length for sequence in step)
-    layout = PackLayout(case.layout.dp, case.budget, case.mini_batches, 8, 1.0)
     with node(case.layout) as ranks:
+        _sent(dataclasses.replace(case, prompts=4), step[: 4 * case.group], Driver(), ranks)
         gc.collect()
+        gc.disable()
         peak_bytes(reset=True)
-        before = peak_bytes()
-        with driver.timed("packing"):
-            batch = pack(step, layout, seed=0)
-            shares = shares_of(batch)
-        size = sum(share.bytes for share in shares if isinstance(share, Share))
-        found = driver.call(ranks, shares)
-        with driver.timed("packing"):
-            kept = Kept(_TICKET, frozenset({"old_logp_T"}))
-            updates = updates_of(annotated(batch, kept, [Annotation()] * case.layout.dp), _TICKET)
-        assert not any(update.share for update in updates), "a share would be sent again"
-        driver.call(ranks, updates)
-        copies = (peak_bytes() - before + driver.largest) / size
-    ids = sum(int(micro.tokens_P.sum()) for mini in batch.mini_batches for micro in mini.per_rank[0])
-    assert found[0].ids == ids and len(found) == len(ranks), "a rank read other tokens"
-    return [*_rows(name, case, driver, size / tokens, copies), *_before(name, case, batch, driver)]
+        before = resident_bytes()
+        for _ in range(_STEPS):
+            size, ids = _sent(case, step, driver, ranks)
+        held, stays = peak_bytes() - before, resident_bytes() - before
+        gc.enable()
+    batch = pack(step, _cut(case), seed=0)
+    assert ids == sum(int(micro.tokens_P.sum()) for mini in batch.mini_batches for micro in mini.per_rank[0])
+    rows = _rows(name, case, driver, size, tokens, held)
+    rows.append(Figure(f"{name}: stays", stays / _MB, "MB", repeats=_STEPS, note=f"shares have {size / _MB:.0f} MB"))
+    return [*rows, *_before(name, case, batch, driver)]
 
 
-def _rows(name: str, case: Case, driver: Driver, per_token: float, copies: float) -> list[Figure]:
-    total = sum(driver.cpu.values())
-    parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in driver.cpu.items())
-    bar = case.bars
+def _cut(case: Case) -> PackLayout:
+    return PackLayout(case.layout.dp, case.budget, case.mini_batches, 8, 1.0)
+
+
+def _sent(
+    case: Case, step: Sequence[TrainSequence], driver: Driver, ranks: Sequence[tuple[int, int, Connection]]
+) -> tuple[int, int]:
+    """Pack and send a step, share and update; returns the bytes of all shares, and the sum of ids that rank 0 read."""
+    with driver.timed("packing"):
+        batch = pack(step, _cut(case), seed=0)
+        shares = shares_of(batch)
+    size = sum(share.bytes for share in shares if isinstance(share, Share))
+    found = driver.call(ranks, shares)
+    with driver.timed("packing"):
+        kept = Kept(_TICKET, frozenset({"old_logp_T"}))
+        updates = updates_of(annotated(batch, kept, [Annotation()] * case.layout.dp), _TICKET)
+    assert not any(update.share for update in updates), "a share would be sent again"
+    driver.call(ranks, updates)
+    assert len(found) == len(ranks)
+    return size, found[0].ids
+
+
+def _rows(name: str, case: Case, driver: Driver, size: int, tokens: int, held: int) -> list[Figure]:
+    total = sum(driver.cpu.values()) / _STEPS
+    parts = ", ".join(f"{part} {seconds / _STEPS:.2f}" for part, seconds in driver.cpu.items())
+    bar, sent, receiving = case.bars, driver.to_node / _STEPS / _MB, driver.receiving / _STEPS
+    slowest = "slowest of 8 ranks on this machine's cores"
+    own, moving = held / size, driver.largest / size
+    where = f"{own:.2f} in the driver, {moving:.2f} on its way"
     return [
-        Figure(f"{name}: bytes a response token", per_token, "bytes", TOKEN_BAR),
-        Figure(f"{name}: driver CPU", total, "s", CPU_BAR if bar else None, note=parts),
-        Figure(f"{name}: to a node", driver.to_node / _MB, "MB", NODE_BAR if bar else None, note="both calls"),
-        Figure(f"{name}: copies in the driver", copies, "", None),
-        Figure(f"{name}: receiving", driver.receiving, "s", note="slowest of 8 ranks on this machine's cores"),
+        Figure(f"{name}: bytes a response token", size / tokens, "bytes", TOKEN_BAR),
+        Figure(f"{name}: driver CPU", total, "s", CPU_BAR if bar else None, repeats=_STEPS, note=parts),
+        Figure(f"{name}: to a node", sent, "MB", NODE_BAR if bar else None, repeats=_STEPS, note="both calls"),
+        Figure(
+            f"{name}: copies in the driver", own + moving, "", COPIES_BAR if bar else None, repeats=_STEPS, note=where
+        ),
+        Figure(f"{name}: receiving", receiving, "s", repeats=_STEPS, note=slowest),
     ]
 
 
@@ -273,7 +308,8 @@ def _before(name: str, case: Case, batch: StepBatch, driver: Driver) -> list[Fig
         pickle.loads(data)
         unpickling += time.process_time() - started
         del data
-    total = sum(driver.cpu[part] for part in ("pickling", "sending"))
+    total = sum(driver.cpu[part] for part in ("pickling", "sending")) / _STEPS
+    times = 2 * size * _STEPS / driver.to_node
     return [
         Figure(f"{name}, before shares: pickling", 2 * pickling, "s", note=f"{2 * pickling / total:.0f} times as long"),
         Figure(f"{name}, before shares: unpickling on each rank", 2 * unpickling, "s"),
@@ -281,7 +317,7 @@ def _before(name: str, case: Case, batch: StepBatch, driver: Driver) -> list[Fig
             f"{name}, before shares: to a node",
             2 * size / _MB,
             "MB",
-            note=f"{2 * size / driver.to_node:.0f} times as much; to each rank of it where ranks are processes",
+            note=f"{times:.0f} times as much; to each rank of it where ranks are processes",
         ),
     ]
 
