@@ -325,8 +325,9 @@ def _sequences(groups: Sequence[Sampled]) -> Iterator[TrainSequence]:
     """Yield the responses as training sequences; cross-entropy reads tokens alone."""
     for group in groups:
         for index, response in enumerate(group.responses):
-            # Expanded, these are one number a response on their way to the ranks.
-            nothing = torch.zeros(1).expand(response.numel())
+            # Expanded, each of these is one number a response, here and on its way to the ranks.
+            count = response.numel()
+            nothing = torch.zeros(1).expand(count)
             yield TrainSequence(
                 group_id=group.group_id,
                 index=index,
@@ -337,8 +338,8 @@ def _sequences(groups: Sequence[Sampled]) -> Iterator[TrainSequence]:
                 prompt_length=group.prompt.numel(),
                 reward=0.0,
                 correct=False,
-                advantage_T=nothing.double(),
-                mask_T=torch.ones(1).expand(response.numel()),
+                advantage_T=torch.zeros(1, dtype=torch.float64).expand(count),
+                mask_T=torch.ones(1).expand(count),
                 sampler_logp_T=nothing,
                 policy_logp_T=nothing,
             )
