@@ -91,7 +91,7 @@ def shares_of(batch: StepBatch) -> list[Share | HandMade]:
 def updates_of(batch: StepBatch, held: int | None = None) -> list[Update]:
     """Return every data-parallel rank's part of a step, where ranks hold the share number `held`.
 
-    Raises RuntimeError where an annotation is on ranks that have left it since.
+    `held` is None where they hold none. Raises RuntimeError where an annotation stayed on ranks that cannot use it.
     """
     steps = tuple((mini.denominators, mini.statistics) for mini in batch.mini_batches)
     updates = []
@@ -103,7 +103,8 @@ def updates_of(batch: StepBatch, held: int | None = None) -> list[Update]:
             found = [[micro.annotation for micro in micros if isinstance(micro, MicroView)] for micros in minis]
             updates.append(Update(steps, share, annotation=joined(found, frozenset(_FIELDS))))
         else:
-            updates.append(Update(steps, HandMade(tuple(tuple(map(_whole, micros)) for micros in minis))))
+            whole = tuple(tuple(_whole(micro, held) for micro in micros) for micros in minis)
+            updates.append(Update(steps, HandMade(whole)))
     return updates
 
 
@@ -195,14 +196,18 @@ def _plain(micro: MicroBatch, annotation: Annotation) -> MicroBatch:
     return replace(micro, inputs=replace(micro.inputs, **values))
 
 
-def _whole(micro: MicroBatch) -> MicroBatch:
+def _whole(micro: MicroBatch, held: int | None) -> MicroBatch:
     """Return the micro-batch as a plain record. Raises RuntimeError where ranks have a part of its annotation alone."""
     if not isinstance(micro, MicroView):
         return micro
     kept = micro.kept.fields if micro.kept else frozenset[str]()
     absent = [name for name in _FIELDS if name in kept and getattr(micro.annotation, name) is None]
     if absent:
-        raise RuntimeError(f"{', '.join(absent)} stayed on the ranks, which have another share by now")
+        assert micro.kept is not None
+        since = "keep it for other micro-batches than these"
+        if micro.kept.ticket != held:
+            since = "hold it no longer" if held is None else "have another share by now"
+        raise RuntimeError(f"{', '.join(absent)} stayed on the ranks, which {since}; annotate the batch again")
     return replace(micro)
 
 

@@ -148,7 +148,7 @@ class Shared:
                 _write_all([buffer], self._write_at(begin))
         except OSError as error:
             self.close()
-            raise RunFailed(f"no memory for {total / 1e6:.0f} MB that ranks of this machine share: {error}") from error
+            raise RunFailed(f"no memory for {total / 1e6:.2f} MB that ranks of this machine share: {error}") from error
 
     def _write_at(self, begin: int) -> Callable[[Sequence[memoryview], int], int]:
         return lambda pieces, done: os.pwritev(self._descriptor, pieces, begin + done)

@@ -213,8 +213,13 @@ def test_an_annotation_that_stayed_on_ranks_is_missed_once_they_have_let_it_go()
     assert all(micro.inputs.old_logp_T is None for micro in micros(batch))
     kept = updates_of(batch, held=5)[0].micro_batches(held[0], draws=False)
     assert kept[0][0].inputs.old_logp_T is held[0].annotations[0][0].old_logp_T
-    with pytest.raises(RuntimeError, match="old_logp_T stayed on the ranks"):
+    with pytest.raises(RuntimeError, match="old_logp_T stayed on the ranks, which have another share by now"):
         updates_of(batch, held=6)
+    with pytest.raises(RuntimeError, match="which hold it no longer; annotate the batch again"):
+        updates_of(batch, held=None)
+    part = dataclasses.replace(batch, mini_batches=batch.mini_batches[:1])
+    with pytest.raises(RuntimeError, match="keep it for other micro-batches"):
+        updates_of(part, held=5)
 
 
 def test_changes_by_hand_are_sent_as_they_are() -> None:

@@ -145,8 +145,9 @@ def test_too_little_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
     before = open_files()
     monkeypatch.setattr(os, "pwritev", refused)
-    with pytest.raises(RunFailed, match=r"no memory for 4 MB .*No space left on device"):
-        Shared(Message.of(torch.zeros(1_000_000)))
+    for count, size in ((1_000_000, r"4\.00"), (20_000, r"0\.08")):
+        with pytest.raises(RunFailed, match=rf"no memory for {size} MB .*No space left on device"):
+            Shared(Message.of(torch.zeros(count)))
     assert open_files() == before
 
 
