@@ -228,6 +228,10 @@ class RankLearner:
                 self._overlap.gather()
         return _join_steps(stats) if self._place.reports else None
 
+    def forget(self) -> None:
+        """Let go of the share that `annotate` kept."""
+        self._held = None
+
     def _update(
         self,
         micros: Sequence[MicroBatch],

@@ -58,6 +58,10 @@ class Learner(WeightSource, Protocol):
         """Take one optimizer step per mini-batch of `batch`; one whose gradient norm is above the limit is left out."""
         ...
 
+    def forget(self) -> None:
+        """Let go of what `annotate` kept, where no step comes."""
+        ...
+
     def set_reference(self) -> None:
         """Keep a copy of the present weights as the reference policy."""
         ...
@@ -328,6 +332,7 @@ def _update(
         samples = recipe.advantages(groups)
         ahead = annotation.metrics(samples) if annotation is not None else {}
         if not samples:
+            parts.learner.forget()
             return nothing, ahead, set()
         packed = pack(samples, parts.layout, seed)
     with parts.clock.stage("annotate"):
@@ -338,6 +343,7 @@ def _update(
             annotated = parts.learner.annotate(packed, needs, read)
         batch, gaps = parts.guards.filter(annotated, recipe, groups, parts.layout)
         if batch is None:
+            parts.learner.forget()
             return nothing, {**gaps, **ahead}, set()
         batch, calibrated = recipe.calibrate(batch)
     with parts.clock.stage("update"):

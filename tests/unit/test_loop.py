@@ -111,6 +111,9 @@ class StandIn:
         self.version += 1
         return self.version
 
+    def forget(self) -> None:
+        self.calls.append("forget")
+
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         return iter(())
 
@@ -493,4 +496,4 @@ def test_a_step_whose_groups_are_all_dropped_leaves_the_policy_alone() -> None:
     stand_in = Uniform({})
     with pytest.raises(TrainingStopped, match="every group dropped by selection"):
         _run(stand_in, _config(9), methods=("grpo", "dynamic_sampling"))
-    assert "step" not in stand_in.calls and stand_in.calls.count("push") == 3
+    assert "step" not in stand_in.calls and stand_in.calls.count("push") == stand_in.calls.count("forget") == 3

@@ -171,6 +171,12 @@ class RanksLearner:
             seconds={name: max(s.seconds[name] for s in stats) for name in stats[0].seconds},
         )
 
+    def forget(self) -> None:
+        """Let ranks let go of an annotated share that no step will read; nothing to do where they keep none."""
+        if self._held is not None:
+            self._held = None
+            self.call(RankLearner.forget)
+
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every weight once: its Hugging Face name and the whole tensor."""
         return self._ranks.stream(self._name, RankLearner.export_weights)

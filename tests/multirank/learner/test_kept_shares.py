@@ -102,11 +102,14 @@ def mapped(process: int) -> int:
     return len({line.split()[4] for line in maps if "memfd:megasharp-call" in line})
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize(("kept", "stepped"), [(True, True), (True, False), (False, True)])
 def test_a_share_is_gone_after_its_step(
-    kept: bool, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    kept: bool, stepped: bool, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the driver and on the ranks, which wait for the next call, where nobody looks for cycles."""
+    """In the driver and on the ranks, which wait for the next call, where nobody looks for cycles.
+
+    So it is where no step comes of it.
+    """
     monkeypatch.setattr(messages, "_SMALL", 1)
     monkeypatch.setattr(messages, "INLINE_BYTES", 1)
     folder, layout = save_model(tmp_path_factory.mktemp("model"), "qwen3-tied"), LAYOUTS["dp2"]
@@ -124,7 +127,10 @@ def test_a_share_is_gone_after_its_step(
             assert all(mapped(process) == 1 for process in processes)
         method = RECIPE if kept else build_recipe(("grpo",), {}, reduction=None, constant=40.0, mini_batches=2)
         batch, _ = method.calibrate(batch)
-        learner.step(batch, method)
+        if stepped:
+            learner.step(batch, method)
+        else:
+            learner.forget()
         del batch, view
         assert ids() is None
         assert [mapped(process) for process in processes] == [0, 0]
