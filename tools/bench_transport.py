@@ -22,6 +22,7 @@ come two. Of a case the table has, CPU seconds and bytes as the mean of both ste
 from __future__ import annotations
 
 import argparse
+import ctypes
 import dataclasses
 import gc
 import multiprocessing
@@ -213,7 +214,8 @@ def peak_bytes(reset: bool = False) -> int:
 
 
 def resident_bytes() -> int:
-    """Return the memory that this process has now."""
+    """Return the memory that this process has now, less what its allocator has for others to come."""
+    ctypes.CDLL(None).malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * resource.getpagesize()
 
@@ -229,8 +231,8 @@ def measure(name: str, case: Case) -> list[Figure]:
         _sent(dataclasses.replace(case, prompts=4), step[: 4 * case.group], Driver(), ranks)
         gc.collect()
         gc.disable()
-        peak_bytes(reset=True)
         before = resident_bytes()
+        peak_bytes(reset=True)
         for _ in range(_STEPS):
             size, ids = _sent(case, step, driver, ranks)
         held, stays = peak_bytes() - before, resident_bytes() - before
