@@ -344,9 +344,9 @@ def recompute_share(arch: Architecture, context: float, recompute: Recompute, mo
     return arch.num_layers * work / forward_flops_per_token(arch, context)
 
 
-# Kernels that a layer launches in a forward pass (decision 62 counts them); backward launches 46, which is less for its
+# Kernels that a layer launches in a forward pass (tools/count_launches.py); backward launches 45, which is less for its
 # twofold work. Seconds for one, Python's, autograd's and Megatron's share included: assumed, not measured.
-_LAUNCHES, _LAUNCH_S = 27, 10e-6
+_LAUNCHES, _LAUNCH_S = 25, 10e-6
 
 
 def rows_that_hide_launches(arch: Architecture, context: float, ranks: int, flops: float) -> int:
