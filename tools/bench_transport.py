@@ -173,7 +173,7 @@ def node(layout: ParallelLayout) -> Iterator[list[tuple[int, int, Connection]]]:
 
 @dataclass(slots=True)
 class Driver:
-    """What the driver spends: CPU seconds by name, bytes that go to the first node, largest share on its way."""
+    """Costs of the driver: CPU seconds by name, bytes that go to the first node, largest share on its way."""
 
     cpu: dict[str, float] = field(default_factory=dict)
     to_node: int = 0

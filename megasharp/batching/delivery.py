@@ -1,4 +1,4 @@
-"""What ranks are sent of a step, and what comes back: shares, updates, annotations.
+"""Messages between the driver and ranks in a step: shares, updates, annotations.
 
 A share goes to its ranks once. `annotate` leaves it there, with its results, under a number (`Kept.ticket`); the step's
 `Update` then names that number and brings the labels alone, which may have changed in between. Micro-batches that are

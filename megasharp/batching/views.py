@@ -33,7 +33,7 @@ class Annotation:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What ranks keep of an annotated share: the annotation's number, and the fields that it filled."""
+    """The part of an annotated share that ranks keep: the annotation's number, and the fields that it filled."""
 
     ticket: int
     fields: frozenset[str]

@@ -24,7 +24,7 @@ GROWTH = 6
 
 
 def moved_up(count: int, freed: Collection[int]) -> list[int]:
-    """Which of `count` places each that stays in use takes its contents from once `freed` are closed up by the last."""
+    """Return the place among `count` from which each that stays takes its contents, `freed` ones filled by the last."""
     left = count - len(freed)
     gone = set(freed)
     last = (place for place in range(left, count) if place not in gone)

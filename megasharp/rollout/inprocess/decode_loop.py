@@ -271,7 +271,7 @@ def joined(parts: Sequence[Logits]) -> Logits:
 
 
 class _Log:
-    """What was drawn, step by step."""
+    """Draws, step by step."""
 
     def __init__(self) -> None:
         self._draws: list[Draw] = []
