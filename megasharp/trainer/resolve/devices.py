@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from megasharp.common import cgroup
+from megasharp.common import control_group
 from megasharp.common.errors import UserError
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.architecture import Architecture
@@ -25,13 +25,13 @@ _TORCH_THREADS = torch.get_num_threads()
 
 def available_cores() -> int:
     """Return the number of cores that this process is to compute on: OMP_NUM_THREADS, where set, decides."""
-    quota = None if os.environ.get("OMP_NUM_THREADS") else cgroup.core_limit()
+    quota = None if os.environ.get("OMP_NUM_THREADS") else control_group.core_limit()
     return _TORCH_THREADS if quota is None else max(1, min(_TORCH_THREADS, int(quota)))
 
 
 def machine_memory() -> int:
     """Return the bytes of memory that this machine has, or that this process's control group leaves of them."""
-    limit, there = cgroup.memory_limit(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit, there = control_group.memory_limit(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return there if limit is None else min(there, limit)
 
 

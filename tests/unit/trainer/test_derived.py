@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cases import each_case
 
-from megasharp.common import cgroup
+from megasharp.common import control_group
 from megasharp.config.core import dump_yaml, merge, parse_yaml, validate
 from megasharp.config.run_config import RunConfig, load_run
 from megasharp.convert.hf_folder import read_config
@@ -174,13 +174,13 @@ def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     large = replace(small, num_layers=40)
     assert large.parameter_count() > devices.ONE_THREAD_BELOW > small.parameter_count()
     monkeypatch.setattr(devices, "_TORCH_THREADS", 6)
-    monkeypatch.setattr(cgroup, "core_limit", lambda: None)
+    monkeypatch.setattr(control_group, "core_limit", lambda: None)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     found = [cpu_threads(each, ranks, False) for each in (small, large) for ranks in (1, 2, 4, 8)]
     assert found == [1, 1, 1, 1, 6, 3, 1, 1]
     assert cpu_threads(large, 1, True) == 1
     for quota, cores in ((2.5, 2), (0.5, 1), (9.0, 6)):
-        monkeypatch.setattr(cgroup, "core_limit", lambda quota=quota: quota)
+        monkeypatch.setattr(control_group, "core_limit", lambda quota=quota: quota)
         assert available_cores() == cores
     monkeypatch.setenv("OMP_NUM_THREADS", "6")
     assert [cpu_threads(small, ranks, False) for ranks in (1, 2, 4)] == [6, 3, 1]

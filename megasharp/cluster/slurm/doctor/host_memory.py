@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psutil
 
 from megasharp.cluster.slurm.doctor.findings import GB, Finding, Memory, Patient, size_text
-from megasharp.common import cgroup
+from megasharp.common import control_group
 from megasharp.common.files import SHARED_MEMORY
 from megasharp.common.group_environment import adapters
 
@@ -23,7 +23,7 @@ _LITTLE_LOCKED = 1 << 30
 
 def check_memory(patient: Patient) -> Iterator[Finding]:
     """Yield the findings of this node's memory."""
-    yield host_memory(cgroup.memory_limit(), psutil.virtual_memory().total, patient.memory)
+    yield host_memory(control_group.memory_limit(), psutil.virtual_memory().total, patient.memory)
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     yield locked_memory(None if soft == resource.RLIM_INFINITY else soft, len(adapters()), patient.nodes)
     try:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megasharp.common.cgroup import least_cores, least_memory
+from megasharp.common.control_group import least_cores, least_memory
 
 
 @pytest.mark.parametrize(
