@@ -86,6 +86,16 @@ class Needs:
     gate: float | None = None
     memory: MemoryNeed | None = None
 
+    @property
+    def annotation_fields(self) -> frozenset[str]:
+        """The fields of `TokenInputs` that passes before the update fill."""
+        asked = {
+            "old_logp_T": self.old_logp is not OldLogp.NONE,
+            "old_entropy_T": self.old_entropy,
+            "ref_logp_T": self.ref_logp,
+        }
+        return frozenset(name for name, wanted in asked.items() if wanted)
+
     def __or__(self, other: Needs) -> Needs:
         single = ("gate", "memory")
         merged = {

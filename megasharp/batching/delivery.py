@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from megasharp.batching.share import Labels, Share
-from megasharp.batching.views import Annotation, Kept, MicroView, extents, open_share
+from megasharp.batching.views import ANNOTATION_FIELDS, Annotation, Kept, MicroView, extents, open_share
 from megasharp.common.records import Denominators, MicroBatch, MiniBatch, StepBatch
 
 # One rank's micro-batches by mini-batch.
@@ -101,7 +101,7 @@ def updates_of(batch: StepBatch, held: int | None = None) -> list[Update]:
             updates.append(Update(steps, labels=share.labels, kept=kept))
         elif share is not None and kept is None:
             found = [[micro.annotation for micro in micros if isinstance(micro, MicroView)] for micros in minis]
-            updates.append(Update(steps, share, annotation=joined(found, frozenset(_FIELDS))))
+            updates.append(Update(steps, share, annotation=joined(found, frozenset(ANNOTATION_FIELDS))))
         else:
             whole = tuple(tuple(_whole(micro, held) for micro in micros) for micros in minis)
             updates.append(Update(steps, HandMade(whole)))
@@ -136,7 +136,7 @@ def with_annotations(batch: StepBatch, annotated: StepBatch, *, old_logp: bool) 
 
     Without `old_logp` the log-probs of the policy before the update are left out. Ranks that keep the share keep it.
     """
-    fields = frozenset(_FIELDS) if old_logp else frozenset(_FIELDS) - {"old_logp_T"}
+    fields = frozenset(ANNOTATION_FIELDS) if old_logp else frozenset(ANNOTATION_FIELDS) - {"old_logp_T"}
     shares = [_relabelled(*each) for each in zip(_by_rank(batch), _by_rank(annotated), strict=True)]
 
     def filled(micro: MicroBatch, found: MicroBatch, share: Share | None) -> MicroBatch:
@@ -158,9 +158,6 @@ def with_annotations(batch: StepBatch, annotated: StepBatch, *, old_logp: bool) 
     return replace(batch, mini_batches=tuple(joined(*pair) for pair in pairs))
 
 
-_FIELDS = ("old_logp_T", "old_entropy_T", "ref_logp_T")
-
-
 def joined(annotations: Sequence[Sequence[Annotation]], fields: frozenset[str]) -> Annotation:
     """Join the micro-batches' annotations over a rank's tokens, only these fields."""
     parts = list(chain.from_iterable(annotations))
@@ -169,13 +166,13 @@ def joined(annotations: Sequence[Sequence[Annotation]], fields: frozenset[str]) 
         values = [value for part in parts if (value := getattr(part, name)) is not None]
         return torch.cat(values) if values and name in fields else None
 
-    return Annotation(**{name: column(name) for name in _FIELDS})
+    return Annotation(**{name: column(name) for name in ANNOTATION_FIELDS})
 
 
 def _split(annotation: Annotation, counts: Sequence[int]) -> Iterator[Annotation]:
     """Yield each micro-batch's part of an annotation; `counts` are their response tokens."""
     columns: list[Sequence[Tensor | None]] = []
-    for name in _FIELDS:
+    for name in ANNOTATION_FIELDS:
         value_T: Tensor | None = getattr(annotation, name)
         columns.append([None] * len(counts) if value_T is None else torch.split(value_T, list(counts)))
     for piece in zip(*columns, strict=True):
@@ -183,16 +180,16 @@ def _split(annotation: Annotation, counts: Sequence[int]) -> Iterator[Annotation
 
 
 def _only(annotation: Annotation, fields: frozenset[str]) -> Annotation:
-    return Annotation(**{name: getattr(annotation, name) for name in _FIELDS if name in fields})
+    return Annotation(**{name: getattr(annotation, name) for name in ANNOTATION_FIELDS if name in fields})
 
 
 def _found(micro: MicroBatch) -> Annotation:
-    return Annotation(**{name: getattr(micro.inputs, name) for name in _FIELDS})
+    return Annotation(**{name: getattr(micro.inputs, name) for name in ANNOTATION_FIELDS})
 
 
 def _plain(micro: MicroBatch, annotation: Annotation) -> MicroBatch:
     """Return the micro-batch with this annotation as a plain record."""
-    values = {name: getattr(annotation, name) for name in _FIELDS}
+    values = {name: getattr(annotation, name) for name in ANNOTATION_FIELDS}
     return replace(micro, inputs=replace(micro.inputs, **values))
 
 
@@ -201,7 +198,7 @@ def _whole(micro: MicroBatch, held: int | None) -> MicroBatch:
     if not isinstance(micro, MicroView):
         return micro
     kept = micro.kept.fields if micro.kept else frozenset[str]()
-    absent = [name for name in _FIELDS if name in kept and getattr(micro.annotation, name) is None]
+    absent = [name for name in ANNOTATION_FIELDS if name in kept and getattr(micro.annotation, name) is None]
     if absent:
         assert micro.kept is not None
         since = "keep it for other micro-batches than these"

@@ -31,6 +31,9 @@ class Annotation:
     ref_logp_T: Tensor | None = None
 
 
+ANNOTATION_FIELDS = tuple(field.name for field in dataclasses.fields(Annotation))
+
+
 @dataclass(frozen=True, slots=True)
 class Kept:
     """The part of an annotated share that ranks keep: the annotation's number, and the fields that it filled."""

@@ -18,16 +18,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from megasharp.algos.base import Needs, OldLogp
+from megasharp.algos.base import Needs
 from megasharp.algos.recipe import training_sequence
 from megasharp.batching.delivery import annotated
 from megasharp.batching.packing import MICRO_BATCHES_AHEAD, PackLayout, pack
-from megasharp.batching.views import Annotation
+from megasharp.batching.views import ANNOTATION_FIELDS, Annotation
 from megasharp.common.records import Group, Mean, Metrics, StepBatch
 from megasharp.common.records import Sequence as TrainSequence
-
-# The columns that annotation fills in.
-_COLUMNS = ("old_logp_T", "old_entropy_T", "ref_logp_T")
 
 # A response's group and its number there.
 _Response = tuple[str, int]
@@ -69,7 +66,7 @@ class AnnotationAhead:
 
     def finished(self, group: Group) -> None:
         """Take a group that the step keeps, if anything of it is to be annotated."""
-        if self._needs.old_logp is OldLogp.NONE and not (self._needs.old_entropy or self._needs.ref_logp):
+        if not self._needs.annotation_fields:
             return
         sequences = [training_sequence(group, index, None) for index in range(len(group.responses))]
         rows = len(group.prompt.tokens) + sum(sequence.response_length for sequence in sequences)
@@ -124,7 +121,7 @@ class AnnotationAhead:
         for micro in (micro for mini in batch.mini_batches for rank in mini.per_rank for micro in rank):
             chosen = [sequences[flat] for flat in micro.sequence_ids]
             lengths = [sequence.response_length for sequence in chosen]
-            columns = [getattr(micro.inputs, name) for name in _COLUMNS]
+            columns = [getattr(micro.inputs, name) for name in ANNOTATION_FIELDS]
             parts = [[None] * len(chosen) if column is None else column.split(lengths) for column in columns]
             for sequence, *own in zip(chosen, *parts, strict=True):
                 self._found[_key(sequence)] = Annotation(*own)
@@ -147,4 +144,4 @@ def _joined(found: Sequence[Annotation], like: Annotation) -> Annotation:
             return None
         return torch.cat([*(getattr(each, name) for each in found), torch.zeros(0)])
 
-    return Annotation(*map(column, _COLUMNS))
+    return Annotation(*map(column, ANNOTATION_FIELDS))

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
-from megasharp.algos.base import Needs, OldLogp
+from megasharp.algos.base import Needs
 from megasharp.algos.dlc import MemoryParams, cross_entropy_recipe
 from megasharp.algos.recipe import Recipe
 from megasharp.batching.delivery import HandMade, annotated, shares_of, updates_of
@@ -143,12 +143,12 @@ class RanksLearner:
 
         All of it stays on the ranks for the step. Here the batch has those that `returned` asks for; None asks for all.
         """
-        fields = annotation_fields(needs)
+        fields = needs.annotation_fields
         if not fields:
             return batch
         shares = shares_of(batch)
         by_hand = any(isinstance(share, HandMade) for share in shares)
-        back = fields if returned is None or by_hand else fields & annotation_fields(returned)
+        back = fields if returned is None or by_hand else fields & returned.annotation_fields
         ticket = next(_TICKETS)
         # Reporting ranks come in data-parallel order, because data-parallel ranks count upwards with the world's.
         found = self._ranks.call_shared(self._name, RankLearner.annotate, shares, ticket, needs, back)
@@ -242,16 +242,6 @@ class RanksLearner:
 
 # Numbers of annotations, unique among all learners of this process.
 _TICKETS = count(1)
-
-
-def annotation_fields(needs: Needs) -> frozenset[str]:
-    """Return the fields of `TokenInputs` that passes before the update fill for these needs."""
-    asked = {
-        "old_logp_T": needs.old_logp is not OldLogp.NONE,
-        "old_entropy_T": needs.old_entropy,
-        "ref_logp_T": needs.ref_logp,
-    }
-    return frozenset(name for name, wanted in asked.items() if wanted)
 
 
 class MemoryNetwork:

@@ -119,10 +119,10 @@ def receive(connection: Connection) -> Any:
     begins, total = _places(sizes)
     if mapped:
         memory = _map(reduction.recv_handle(connection), total)
-        views = [memory[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
     else:
         memory = torch.empty(total, dtype=torch.uint8).numpy().data
-        views = [memory[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
+    views = [memory[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
+    if not mapped:
         for view in views:
             _read_all(connection.fileno(), view)
     return pickle.loads(memoryview(data)[_HEAD.size + 8 * count :], buffers=views)

@@ -115,7 +115,7 @@ def open_files() -> set[str]:
 
 
 def named_memory(process: int | str = "self") -> list[str]:
-    """What a process has mapped of /dev/shm under a name, which would stay if it were killed."""
+    """Mappings of named files in /dev/shm, which would stay if the process were killed."""
     lines = Path(f"/proc/{process}/maps").read_text(encoding="utf-8").splitlines()
     return [line for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")]
 
