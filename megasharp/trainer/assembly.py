@@ -23,10 +23,10 @@ from megasharp.tasks.stream import DataCursor, PromptStream
 from megasharp.trainer.checkpoints import Checkpoints
 from megasharp.trainer.engine_setup import (
     Collector,
-    RanksServing,
     Serving,
     VersionedSync,
     open_serving,
+    serve_in_ranks,
 )
 from megasharp.trainer.factories import Learners, make_learners
 from megasharp.trainer.loop import Phases
@@ -85,7 +85,7 @@ def assemble(
         learners = make_learners(resolved, placement, folder.logs)
         stack.callback(learners.policy.close)
         if serving is None:
-            serving = RanksServing(resolved, learners)
+            serving = serve_in_ranks(resolved, learners)
             stack.callback(serving.close)
         tell_attention(learners, folder, attempt, say)
     prompts = restore(resolved, checkpoints, learners, clock)

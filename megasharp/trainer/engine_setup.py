@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -90,14 +91,13 @@ class Serving(Protocol):
         ...
 
 
-class InProcessServing:
-    """The engine in this process."""
+class RoundByRound:
+    """Engines in this run's own processes, which sample a round of prompts while the learner waits."""
 
-    def __init__(self, resolved: ResolvedRun) -> None:
+    def __init__(self, resolved: ResolvedRun, engine: Engine, sync: Callable[[int, int], VersionedSync]) -> None:
         self._resolved = resolved
-        memory = (resolved.memory.model.description, resolved.memory.window) if resolved.memory else ()
-        device = sampling_device(device_of(resolved.config))
-        self._engine = make_engine(resolved.model.description, torch.float32, device, *memory)
+        self._engine = engine
+        self._sync = sync
 
     @property
     def engine(self) -> Engine:
@@ -105,62 +105,44 @@ class InProcessServing:
         return self._engine
 
     def rollouts(self, judge: Judge, meanwhile: Callable[[], None]) -> Collector:
-        """Sample round by round, in this process itself."""
+        """Sample round by round."""
         return make_rollouts(self._resolved, self._engine, judge)
 
     def sync(self, version: int, memory_version: int) -> VersionedSync:
-        """Hand weights over in this process."""
-        return InProcessSync(self._engine, version, memory_version)
+        """Hand weights over without a transport."""
+        return self._sync(version, memory_version)
 
     def phases(self, learners: Sequence[Offloadable]) -> Phases:
         """Leave both in this machine's memory, which holds them."""
         return Apart()
 
     def go_on_with(self, policy: WeightSource, memory: WeightSource | None) -> None:
-        """Do nothing: this engine ends with the run."""
-
-    def close(self) -> None:
-        """Free the engine's weights."""
-        self._engine.close()
-
-
-class RanksServing:
-    """An engine in each of the policy's ranks."""
-
-    def __init__(self, resolved: ResolvedRun, learners: Learners) -> None:
-        self._resolved = resolved
-        memory = resolved.memory
-        folders = EngineFolders(
-            # Ranks may run in another folder.
-            resolved.model.description.absolute(),
-            memory.model.description.absolute() if memory else None,
-            memory.window if memory else None,
-        )
-        self._engine = RankEngines(learners.policy, learners.memory, resolved.layout.dp, folders)
-
-    @property
-    def engine(self) -> Engine:
-        """The engine that samples."""
-        return self._engine
-
-    def rollouts(self, judge: Judge, meanwhile: Callable[[], None]) -> Collector:
-        """Sample round by round, on all ranks."""
-        return make_rollouts(self._resolved, self._engine, judge)
-
-    def sync(self, version: int, memory_version: int) -> VersionedSync:
-        """Have each rank hand over its own weights."""
-        return InPlaceSync(self._engine, version, memory_version)
-
-    def phases(self, learners: Sequence[Offloadable]) -> Phases:
-        """Leave both in this machine's memory, which holds them."""
-        return Apart()
-
-    def go_on_with(self, policy: WeightSource, memory: WeightSource | None) -> None:
-        """Do nothing: these engines end with the learner's ranks."""
+        """Do nothing: these engines end with the run."""
 
     def close(self) -> None:
         """Sample no more."""
         self._engine.close()
+
+
+def serve_in_process(resolved: ResolvedRun) -> RoundByRound:
+    """Make the engine in this process."""
+    memory = (resolved.memory.model.description, resolved.memory.window) if resolved.memory else ()
+    device = sampling_device(device_of(resolved.config))
+    engine = make_engine(resolved.model.description, torch.float32, device, *memory)
+    return RoundByRound(resolved, engine, partial(InProcessSync, engine))
+
+
+def serve_in_ranks(resolved: ResolvedRun, learners: Learners) -> RoundByRound:
+    """Make an engine in each of the policy's ranks."""
+    memory = resolved.memory
+    folders = EngineFolders(
+        # Ranks may run in another folder.
+        resolved.model.description.absolute(),
+        memory.model.description.absolute() if memory else None,
+        memory.window if memory else None,
+    )
+    engines = RankEngines(learners.policy, learners.memory, resolved.layout.dp, folders)
+    return RoundByRound(resolved, engines, partial(InPlaceSync, engines))
 
 
 class FleetServing:
@@ -271,5 +253,5 @@ def open_serving(
     Raises UserError when they do not start, or cannot be used.
     """
     if resolved.config.rollout.engine == "inprocess":
-        return InProcessServing(resolved)
+        return serve_in_process(resolved)
     return FleetServing(resolved, placement, folder, logs, say, external_key)
