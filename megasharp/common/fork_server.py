@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from types import MappingProxyType
 
 from megasharp.common import signals
+from megasharp.common.environment import variables
 
 _SAFE_PATH = "PYTHONSAFEPATH"
 # The modules that `start` asked for; a server that is started again imports them, too.
@@ -35,19 +35,9 @@ def context(modules: Sequence[str]) -> ForkServerContext:
     return found
 
 
-@contextlib.contextmanager
-def child_environment(variables: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+def child_environment(given: Mapping[str, str] = MappingProxyType({})) -> AbstractContextManager[None]:
     """Give children that start inside these variables, and no modules of the folder where the user happens to be.
 
     Until they have this process's own path, Python would look there first, for its own modules too.
     """
-    inside = {**variables, _SAFE_PATH: "1"}
-    before = {name: os.environ.get(name) for name in inside}
-    os.environ.update(inside)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            del os.environ[name]
-            if value is not None:
-                os.environ[name] = value
+    return variables({**given, _SAFE_PATH: "1"})

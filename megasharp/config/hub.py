@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
 
+from megasharp.common.environment import variables
 from megasharp.common.errors import NotAtHand, UserError, one_line
 from megasharp.common.exit_codes import note
 from megasharp.config.core import find
@@ -81,20 +82,16 @@ def read_as_a_job(given: Mapping[str, str], mounts: Sequence[str] = ()) -> Itera
     from huggingface_hub import constants
 
     of_hub = (name for name in given if name.startswith("HF_") and name != "HF_HUB_OFFLINE")
-    before = {name: os.environ.get(name) for name in of_hub if not os.environ.get(name)}
-    if not before:
+    missing = {name: _outside(given[name], mounts) for name in of_hub if not os.environ.get(name)}
+    if not missing:
         yield
         return
-    os.environ.update({name: _outside(given[name], mounts) for name in before})
-    # The library reads its variables when it is imported, which it is by now.
-    importlib.reload(constants)
     try:
-        yield
+        with variables(missing):
+            # The library reads its variables when it is imported, which it is by now.
+            importlib.reload(constants)
+            yield
     finally:
-        for name, value in before.items():
-            del os.environ[name]
-            if value is not None:
-                os.environ[name] = value
         importlib.reload(constants)
 
 
