@@ -105,7 +105,8 @@ def train_all(
 def assert_same(run: Run, result: Result, reference: Result, start: dict[str, Tensor]) -> None:
     for got, expected in zip(result.stats, reference.stats, strict=True):
         assert got.skipped == expected.skipped == 0
-        assert got.loss == pytest.approx(expected.loss, rel=1e-4, abs=1e-6), run
+        # A sum of terms of order one and both signs.
+        assert got.loss == pytest.approx(expected.loss, rel=1e-4, abs=1e-5), run
         # Updates make more of float32's rounding, which depends on the machine: 1.3e-4 was seen.
         assert got.grad_norm == pytest.approx(expected.grad_norm, rel=3e-4), run
         assert got.metrics.keys() == expected.metrics.keys()

@@ -92,7 +92,10 @@ def test_a_step_is_the_cpus(tmp_path: Path, methods: tuple[str, ...]) -> None:
         assert mine.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-4)
         assert mine.metrics.keys() == theirs.metrics.keys()
     assert there.keys() == weights.keys()
-    assert all(torch.allclose(there[name], weights[name], atol=1e-5) for name in weights)
+    reader = HFReader(folder)
+    for name, weight in weights.items():
+        # Adam makes a step of the learning rate out of an element's rounding, so that elements prove nothing.
+        assert (there[name] - weight).norm() <= 1e-2 * (weight - reader.tensor(name)).norm(), name
 
 
 @pytest.mark.long("layouts")
