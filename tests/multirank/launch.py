@@ -227,6 +227,8 @@ def _call(folder: Path, rank: int) -> None:
         world_size=job.world,
         timeout=timedelta(seconds=job.timeout_s),
     )
+    # Gloo's connecting fails on the others if a rank that has its connections ends at once.
+    dist.barrier()
     result = function(rank, job.world, *pickle.loads(pickled_args))
     _write(folder / f"result{rank}", result)
     dist.destroy_process_group()
