@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from megasharp.batching.planning import Flops
@@ -275,6 +276,7 @@ class KvCache:
 # ---- time ---------------------------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=64)
 def mean_context(arch: Architecture, lengths: Lengths) -> float:
     """Mean number of positions that a response's token attends to, over all layers: within a layer's window if any.
 
@@ -372,7 +374,7 @@ class Decoding:
     """
 
     weights: float
-    caches: Sequence[KvCache]
+    caches: tuple[KvCache, ...]
     bandwidth: float
     token: float
     step: float
@@ -395,7 +397,11 @@ def decode_seconds(requests: float, at_once: float, lengths: Lengths, engine: De
     return _decode_times(requests, at_once, lengths, engine)[-1][1]
 
 
-def _decode_times(requests: float, at_once: float, lengths: Lengths, engine: Decoding) -> list[tuple[float, float]]:
+# Most of the layouts that are compared have engines in common.
+@lru_cache(maxsize=4096)
+def _decode_times(
+    requests: float, at_once: float, lengths: Lengths, engine: Decoding
+) -> tuple[tuple[float, float], ...]:
     """Pairs (decode steps so far, seconds so far), from the end of the full batch to that of the last response."""
     last = min(requests, at_once)
     full_step = engine.step_seconds(at_once, sum(cache.mean_bytes(lengths) for cache in engine.caches))
@@ -409,7 +415,7 @@ def _decode_times(requests: float, at_once: float, lengths: Lengths, engine: Dec
         cache_bytes = sum(cache.bytes_at(lengths.prompt, position) for cache in engine.caches)
         drain += size * engine.step_seconds(last * lengths.longer_than(position), cache_bytes)
         times.append((full_steps + (i + 1) * size, full_steps * full_step + drain))
-    return times
+    return tuple(times)
 
 
 def decode_course(

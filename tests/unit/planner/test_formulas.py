@@ -172,7 +172,7 @@ def test_only_layers_with_a_window_attend_to_less() -> None:
 
 
 # 1,000 bytes of weights and 2 for a token's cache at 10 bytes a second; 0.25 s of computing a token, 0.5 s a step.
-ENGINE = formulas.Decoding(weights=1000.0, caches=[KvCache(2)], bandwidth=10.0, token=0.25, step=0.5)
+ENGINE = formulas.Decoding(weights=1000.0, caches=(KvCache(2),), bandwidth=10.0, token=0.25, step=0.5)
 
 
 def test_decoding_equal_lengths_reads_weights_and_a_growing_cache_each_step() -> None:
