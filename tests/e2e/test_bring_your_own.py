@@ -41,7 +41,7 @@ def python(folder: Path, *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("model", "prompt"),
     [
-        ("qwen", "<|im_start|>user⏎"),
+        pytest.param("qwen", "<|im_start|>user⏎", marks=pytest.mark.long("runs")),
         pytest.param("llama", "<|begin_of_text|><|start_header_id|>user<|end_", marks=pytest.mark.long("examples")),
     ],
 )

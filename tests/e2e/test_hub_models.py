@@ -63,6 +63,7 @@ def hub(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.long("runs")
 def test_a_run_fetches_its_model_once_and_stays_at_its_commit(hub: Path, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     with small_hub(hub) as address:

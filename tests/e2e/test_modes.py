@@ -37,6 +37,7 @@ def check_groups(root: Path, group: int) -> None:
         assert path.stat().st_gid == group, path
 
 
+@pytest.mark.long("runs")
 def test_a_run_is_its_owners(command: Command) -> None:
     """With a umask that lets the group write; the folder of runs is an ordinary one."""
     root = command.runs / "a"

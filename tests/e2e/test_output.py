@@ -26,6 +26,7 @@ def finished(command: Command, name: str, steps: int) -> str:
     return (run / "logs" / "attempt_1" / "console.log").read_text()
 
 
+@pytest.mark.long("runs")
 def test_a_reader_that_goes_after_a_line_does_not_end_the_run(command: Command, tmp_path: Path) -> None:
     """As `head -1` does; standard error goes to a full disk meanwhile."""
     pipe, lines = tmp_path / "pipe", list[str]()

@@ -212,6 +212,7 @@ def killed_and_resumed(
     return out, whole
 
 
+@pytest.mark.long("ranks")
 def test_ranks_train_the_same_policy_whoever_samples(command: Command) -> None:
     """With tensor and pipeline ranks the driver samples; data-parallel ranks sample themselves, each a share."""
     command.run(*command.train("steps=3", "name=one"))

@@ -156,6 +156,7 @@ def mlflow_id(root: Path) -> str:
     return Record.model_validate_json((root / "trackers/mlflow.json").read_text()).id
 
 
+@pytest.mark.long("runs")
 def test_a_copied_folder_is_a_run_of_its_own_there(root: Path) -> None:
     """It has all steps, the original gets none of them, and both go on in their own afterwards."""
     from mlflow.tracking import MlflowClient
@@ -173,6 +174,7 @@ def test_a_copied_folder_is_a_run_of_its_own_there(root: Path) -> None:
     assert MlflowClient().get_run(mlflow_id(fork)).info.run_name == "fork"
 
 
+@pytest.mark.long("runs")
 def test_a_folder_that_was_moved_goes_on_in_the_same_run(root: Path) -> None:
     """Whatever is copied from it, or to where it lay, later."""
     attempt(root, "mlflow", None, range(1, 3))
@@ -188,6 +190,7 @@ def test_a_folder_that_was_moved_goes_on_in_the_same_run(root: Path) -> None:
     assert mlflow_id(moved) == first != mlflow_id(root)
 
 
+@pytest.mark.long("runs")
 def test_a_folder_under_two_names_is_one(root: Path) -> None:
     """As where a link is left at the old place, or the same disk is mounted twice."""
     attempt(root, "mlflow", None, range(1, 3))
@@ -198,6 +201,7 @@ def test_a_folder_under_two_names_is_one(root: Path) -> None:
     assert mlflow_id(moved) == first
 
 
+@pytest.mark.long("runs")
 def test_of_a_folder_that_was_renamed_and_its_copy_in_its_place_only_one_goes_on(root: Path) -> None:
     attempt(root, "mlflow", None, range(1, 3))
     first = mlflow_id(root)
