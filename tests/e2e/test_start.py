@@ -80,6 +80,7 @@ main()
 """
 
 
+@pytest.mark.long("runs")
 def test_a_run_without_tables_and_pictures_needs_none_of_their_libraries(tmp_path: Path) -> None:
     """A run that keeps tables says before its first step what it lacks; with the settings that it names it trains.
 

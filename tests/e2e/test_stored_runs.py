@@ -128,7 +128,7 @@ def figures_of(run: Path, version: str) -> dict[int, dict[str, float]]:
     return figures
 
 
-@holding("runs/old", "2026_11_22", "2026_11_24_format_2")
+@holding("runs/old", "2026_11_24_format_2")
 def test_a_stored_run_goes_on_and_is_shown(stored: Path, megasharp: Megasharp) -> None:
     """By its own stored configuration, with the optimizer, reference, memory network and decisions it had."""
     run = stored / "runs" / "old"

@@ -141,6 +141,7 @@ def cut_cases(layout: str) -> list[tuple[Case, Cut]]:
     return turns + [(CASES[0], cut) for cut in CUTS[1:]] if layout in ("tp1", "tp2") else turns
 
 
+@pytest.mark.long("layouts")
 def test_result_does_not_depend_on_tp_pp_dp_or_cp(folders: dict[str, str], references: dict[Case, Result]) -> None:
     check_runs(2, FEW, folders, references)
 

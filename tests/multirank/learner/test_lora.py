@@ -252,7 +252,7 @@ GRADIENTS = (
 
 
 @pytest.mark.costly("every gradient of an adapter in closed form; at tp2 half of them are sums over ranks")
-@pytest.mark.parametrize("layout", ["tp1", "tp2"])
+@pytest.mark.parametrize("layout", [pytest.param("tp1", marks=pytest.mark.long("layouts")), "tp2"])
 def test_gradients_and_merged_weights_are_those_of_the_plain_formula(root: Path, layout: str) -> None:
     sequences = ragged_sequences()
     by_rank = run_ranks(LAYOUTS[layout].world, look_inside, root, sequences, [(case, layout) for case in GRADIENTS])

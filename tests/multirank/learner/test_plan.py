@@ -86,6 +86,7 @@ def test_models_are_built_where_there_is_a_gpu_too() -> None:
     assert built(["qwen3-8b"], layout, lora, "-c", WITH_CUDA) == [counted("qwen3-8b", layout, lora)]
 
 
+@pytest.mark.long("ranks")
 def test_a_layer_keeps_what_the_formula_says() -> None:
     """Within a thousandth (but for rounding), as on a CPU and as on a GPU, and one run, so that no block is padded."""
     measured = json.loads(run("-m", "tests.multirank.learner.layer_memory"))
