@@ -317,13 +317,6 @@ Readers = Literal["owner", "group"]
 UMASK: dict[Readers, int] = {"owner": 0o077, "group": 0o027}
 
 
-def mode_mask() -> int:
-    """Return the mode mask of this process's files."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
 def write_for(readers: Readers, folder: Path) -> None:
     """Have this process, and all that it starts, make files for `readers` alone.
 

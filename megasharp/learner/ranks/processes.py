@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import FileStore
 
 from megasharp.common import fork_server, signals
 from megasharp.common.errors import RankDied, UserError, one_line
-from megasharp.common.files import Scratch, mode_mask
+from megasharp.common.files import Scratch, write_below
 from megasharp.common.fork_server import child_environment
 from megasharp.common.group_environment import keep_to
 from megasharp.common.parent_death import end_with_parent
@@ -46,10 +46,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """Facts of one rank: number, device, file of the process group's store, log, CPU threads, environment variables.
-
-    `mask` is the mode mask of the files that it makes.
-    """
+    """Facts of one rank: number, device, file of the process group's store, log, CPU threads, environment variables."""
 
     rank: int
     device: torch.device
@@ -57,7 +54,6 @@ class WorkerSettings:
     log: str
     threads: int
     variables: Mapping[str, str]
-    mask: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +100,8 @@ def serve(worker: WorkerSettings, settings: Mapping[str, LearnerSettings], conne
     # The parent may be the process that this one was forked from, which ends with the driver.
     if driver is not None and not driver.is_alive():
         os._exit(1)
-    # The process that it was forked from may be older than the run's folder.
-    os.umask(worker.mask)
+    # The process that this one was forked from may be older than the run's folder.
+    write_below(Path(worker.log).parent)
     redirect_output(worker.log)
     write_stacks_on_signal(worker.rank, Path(worker.log))
     torch.set_num_threads(worker.threads)
@@ -203,7 +199,6 @@ class ProcessRanks:
             log=str(self._log_folder / f"rank_{rank}.log"),
             threads=threads,
             variables=self._variables,
-            mask=mode_mask(),
         )
         # Ranks write checkpoints through processes of their own, which daemons may not have.
         process = context.Process(target=serve, args=(worker, settings, theirs), name=f"megasharp rank {rank}")
