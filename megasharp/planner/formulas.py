@@ -397,8 +397,8 @@ def decode_seconds(requests: float, at_once: float, lengths: Lengths, engine: De
     return _decode_times(requests, at_once, lengths, engine)[-1][1]
 
 
-# Most of the layouts that are compared have engines in common.
-@lru_cache(maxsize=4096)
+# Thousands of layouts that are compared have a handful of engines.
+@lru_cache(maxsize=64)
 def _decode_times(
     requests: float, at_once: float, lengths: Lengths, engine: Decoding
 ) -> tuple[tuple[float, float], ...]:
