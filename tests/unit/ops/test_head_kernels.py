@@ -130,7 +130,7 @@ def ways(name: str, kernels: Kernels) -> tuple[bool, ...]:
     return (OF_VALUES.index(name) % 2 == 1,) if kernels == "triton" and name in OF_VALUES else (False, True)
 
 
-# Of the cases that the kernels are tried on at each change, no two have a way through the code in common.
+# The cases that `make test` tries the kernels on; their interpreter is slow, so the others are in a slice.
 INTERPRETED = [
     *("random", "top 8", "no candidates, no entropy", "every tile its own program", "vocabulary below a tile"),
     *("one possible token, split", "ties, split", "bfloat16"),
@@ -138,6 +138,7 @@ INTERPRETED = [
 OTHERS = [name for name in CASES if name not in INTERPRETED]
 
 
+@pytest.mark.costly("Triton's interpreter is the only way to run the kernels without a GPU")
 @each_case(("kernels", "name"), [*product(["torch"], CASES), *product(["triton"], INTERPRETED)])
 def test_equal_to_the_oracle(interpreter: Callable[..., Any], name: str, kernels: Kernels) -> None:
     compare_with_the_oracle(interpreter, name, kernels)
