@@ -74,6 +74,7 @@ def train(
     from megasharp.checkpoint.run_folder import holds_no_run, refuse_existing
     from megasharp.config.core import dump_yaml
     from megasharp.config.run_config import load_run, run_tree
+    from megasharp.trainer.early_checks import refuse_without_checkpoints
     from megasharp.trainer.plan import described_without
     from megasharp.trainer.resolve.devices import leave_gpus_alone
     from megasharp.trainer.resolve.resolved_run import check
@@ -84,12 +85,13 @@ def train(
     run = load_run(config, overrides or [])
     leave_gpus_alone(run)
     root = runs / run.name
+    # What cannot be continued or begun is refused before anything is said of it. An unreadable folder is refused later,
+    # by the run's own message.
+    if not start_over and not dry_run:
+        with suppress(OSError):
+            (refuse_without_checkpoints if resume else refuse_existing)(root)
     if resume:
         run = resumed_config(root, run_tree(config, overrides or []), str(config), note)
-    elif not start_over and not dry_run:
-        # An unreadable folder is refused later, by the run's own message.
-        with suppress(OSError):
-            refuse_existing(root)
     begun = resume and not holds_no_run(root)
     commits = commits_of(root, run) if begun else {}
     try:

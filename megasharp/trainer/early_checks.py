@@ -81,7 +81,12 @@ def _check_resumes(root: Path, config: RunConfig) -> None:
     if holds_no_run(root):
         return
     check_resume(root, config, remedy=_REMEDY)
-    if read_run(root).state != "running":
+    refuse_without_checkpoints(root)
+
+
+def refuse_without_checkpoints(root: Path) -> None:
+    """Raise UserError for a run whose checkpoints are missing, unless it is running."""
+    if not holds_no_run(root) and read_run(root).state != "running":
         check_checkpoints(root)
 
 

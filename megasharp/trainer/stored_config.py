@@ -55,9 +55,7 @@ def resumed_config(root: Path, tree: Tree, where: str, say: Say) -> RunConfig:
         # A stored file has every table that its recipe reads, a user's only those that are set.
         tables = {name: table.model_dump(mode="json") for name, table in own.recipe.params().items()}
         before = dict(flat({"recipe": tables})) | before
-        # What a file leaves to be derived it does not mean otherwise.
-        left_open = {key for key in DERIVED if before.get(key) in (None, "auto")}
-        kept = [f"{key} {now[key]!r}" for key in sorted(now.keys() - left_open) if now[key] != before.get(key)]
+        kept = [f"{key} {now[key]!r}" for key in sorted(now) if now[key] != before.get(key)]
         if kept:
             say(f"the run goes on with what it began with where {where} says nothing: {', '.join(kept)}")
         return config
