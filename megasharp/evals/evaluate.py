@@ -29,6 +29,7 @@ from megasharp.evals.samples import ProblemCounts, ProblemResult, Sample, TokenF
 from megasharp.evals.suites import Suite
 from megasharp.metrics.parquet import arrow, parquet
 from megasharp.rollout.step_request import Engine, MemoryUse, judged, response_seed, streamed
+from megasharp.rollout.streaming import Ended
 from megasharp.tasks.judge import DirectJudge, Item, Judge
 from megasharp.tasks.stream import ChatEncoder, read_prompt
 from megasharp.tasks.table import make_verifiers
@@ -234,20 +235,24 @@ class _Source:
             requests.append(GenerateRequest(self.prompts[part.problem], seeds))
         return requests
 
-    def taken(
-        self, chunks: Sequence[_Chunk], answers: Iterator[list[list[Completion]]]
-    ) -> Iterator[tuple[_Chunk, list[Sample], float]]:
+    def taken(self, chunks: Sequence[_Chunk], ended: Iterator[Ended]) -> Iterator[tuple[_Chunk, list[Sample], float]]:
         """Yield each chunk's samples, and the seconds from the chunk before to its own end, maybe in another attempt.
 
-        What is stored is read; the others take one of `answers` each.
+        What is stored is read; the others take as many of the requests that end as they have parts.
         """
+        first, found = 0, dict[int, list[Completion]]()
         for chunk in chunks:
             stored = self.progress.read(chunk.name) if self.progress else None
             if stored is not None:
                 yield chunk, *stored
                 continue
             start = time.perf_counter()
-            samples = self._judged(chunk, next(answers))
+            places = range(first, first + len(chunk.parts))
+            first = places.stop
+            while any(place not in found for place in places):
+                place, completions = next(ended)
+                found[place] = completions
+            samples = self._judged(chunk, [found.pop(place) for place in places])
             seconds = time.perf_counter() - start
             if self.progress:
                 self.progress.write(chunk.name, samples, seconds)
@@ -308,8 +313,7 @@ def evaluate(
     """Sample every problem of `suite` `n` times at `temperature` and `top_p`, and once greedily if `greedy`.
 
     `max_tokens` bounds a response, `label` and `step` name the model in the result; without a `judge` this process
-    judges. At most `chunk_samples` samples (by default `chunk_size`) are in flight at once, and twice as many in
-    memory: an engine that can begins the next chunk before the last one's slowest response has come. A verifier that
+    judges. At most `chunk_samples` samples (by default `chunk_size`) are in flight at once. A verifier that
     raises counts as the outcome ERROR; an INFRA outcome is not counted as a sample, and a problem left with fewer than
     max(ks) samples is left out (and counted in `left_out`). With `memory`, its logits are subtracted as in training
     rollouts (DLC), and the result is named after the suite and `WITH_MEMORY`, so that it has metrics of its own. With
@@ -350,9 +354,9 @@ def _counted(source: _Source, n: int, sampling: SamplingParams, greedy: bool) ->
     counts = ProblemCounts()
     chunks = source.planned(n, sampling, greedy)
     missing = [chunk for chunk in chunks if source.progress is None or not source.progress.holds(chunk.name)]
-    batches = ((source.requests(chunk), chunk.sampling) for chunk in missing)
-    with streamed(source.engine, batches, source.chunk_samples) as answers:
-        for chunk, samples, took in source.taken(chunks, answers):
+    asked = ((request, chunk.sampling) for chunk in missing for request in source.requests(chunk))
+    with streamed(source.engine, asked, source.chunk_samples) as ended:
+        for chunk, samples, took in source.taken(chunks, ended):
             seconds += took
             if chunk.greedily:
                 favourites |= {sample.problem: sample.outcome for sample in samples}

@@ -29,7 +29,7 @@ from megasharp.common.records import (
     SamplingParams,
     Verdict,
 )
-from megasharp.rollout.streaming import Batch
+from megasharp.rollout.streaming import Asked, Ended, in_slices
 from megasharp.rollout.tally import SURPLUS, Tally
 from megasharp.tasks.judge import Item, Judge
 
@@ -81,23 +81,37 @@ class AsyncEngine(Engine, Protocol):
 
 @runtime_checkable
 class StreamingEngine(Protocol):
-    """An engine that begins a batch before the one before it is whole."""
+    """An engine that answers each request when its samples have ended."""
 
-    def stream(
-        self, batches: Iterable[Batch], at_once: float
-    ) -> AbstractContextManager[Iterator[list[list[Completion]]]]:
-        """Sample batches in order, as `generate` does each, with at most `at_once` samples in flight."""
+    @property
+    def capacity(self) -> int:
+        """Samples that are decoded at once; with fewer in flight the engine idles."""
+        ...
+
+    def stream(self, asked: Iterable[Asked], at_once: int) -> AbstractContextManager[Iterator[Ended]]:
+        """Sample requests, begun in their order as there is room for `at_once` samples.
+
+        Yields each one's place (0, 1, ...) and completions as soon as it is whole, in the order in which they end.
+        Requests are taken from `asked` only as they begin.
+        """
         ...
 
 
+# Samples asked of an engine beyond those that it decodes at once, as a multiple: the next ones are there when some end.
+_ASKED_AHEAD = 2
+
+
 @contextmanager
-def streamed(engine: Engine, batches: Iterable[Batch], at_once: int) -> Iterator[Iterator[list[list[Completion]]]]:
-    """Sample batches in order: without a gap between two, where the engine can do that."""
+def streamed(engine: Engine, asked: Iterable[Asked], at_once: int | None = None) -> Iterator[Iterator[Ended]]:
+    """Do what `StreamingEngine.stream` does, with any engine: one that only has `generate` answers in slices.
+
+    Without `at_once` there are as many in flight as keep the engine busy; such slices are single requests.
+    """
     if isinstance(engine, StreamingEngine):
-        with engine.stream(batches, at_once) as answers:
-            yield answers
+        with engine.stream(asked, at_once or _ASKED_AHEAD * engine.capacity) as ended:
+            yield ended
     else:
-        yield (engine.generate(requests, sampling) for requests, sampling in batches)
+        yield in_slices(engine.generate, asked, at_once or 1)
 
 
 class PromptSource(Protocol):

@@ -1,14 +1,13 @@
-"""Batches of requests to an engine that takes them one by one: the next batch begins before the last one is whole.
+"""Requests to an engine that answers each when its samples have ended, in whatever order that is.
 
-A batch that is waited for until its slowest response leaves the engine idle for most of that time. So requests of one
-batch further go out as soon as there is room, and batches are still answered whole and in order. Seeds fix responses,
-so what is answered does not depend on it. At a batch's end no later one is further back than if it had waited.
+Engines are kept full: a request further on begins as soon as there is room, however long an earlier one takes. Seeds
+fix samples, so neither the order nor what else is in flight changes one. `Stream` does it with an engine that takes
+requests one by one; `in_slices` with one that only answers many together.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
@@ -20,12 +19,13 @@ from megasharp.common.records import Completion, GenerateRequest, SamplingParams
 from megasharp.common.signals import SaveAsked, held
 
 Answer = Future[list[Completion]]
-Batch = tuple[Sequence[GenerateRequest], SamplingParams]
+Asked = tuple[GenerateRequest, SamplingParams]
+# A request's place among those asked, and its completions.
+Ended = tuple[int, list[Completion]]
 # Of one request.
 Sampled = list[Completion] | NotSampled
+Generate = Callable[[Sequence[GenerateRequest], SamplingParams], list[list[Completion]]]
 
-# The batch that is waited for, and the next.
-_OPEN = 2
 # How often the engine is seen to while answers are waited for.
 _LOOK_S = 1.0
 
@@ -46,35 +46,21 @@ class Takes(Protocol):
         ...
 
 
-class _Open:
-    """A batch on its way."""
-
-    def __init__(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> None:
-        self.requests = requests
-        self.sampling = sampling
-        self.sent = 0
-        self.answers: dict[int, Sampled] = {}
-
-    @property
-    def whole(self) -> bool:
-        return len(self.answers) == len(self.requests)
-
-
 class Stream:
-    """Answers batches in order, with at most `at_once` samples in flight; a larger request goes out alone.
+    """Asks in order, with at most `at_once` samples in flight; a larger request goes out alone.
 
     It ends what is in flight where `SaveAsked` leaves its block: the run goes on for a while, and engines that share
     the learners' devices must be idle then. After another error nobody waits. `look` is called about every second.
     """
 
-    def __init__(self, engine: Takes, batches: Iterable[Batch], at_once: float, look: Callable[[], None]) -> None:
+    def __init__(self, engine: Takes, asked: Iterable[Asked], at_once: float, look: Callable[[], None]) -> None:
         self._engine = engine
-        self._unopened = iter(batches)
+        self._unsent = enumerate(asked)
+        self._next: tuple[int, Asked] | None = None
         self._at_once = at_once
         self._look = look
         self._looked = time.monotonic()
-        self._open: deque[_Open] = deque()
-        self._in_flight: dict[Answer, tuple[_Open, int]] = {}
+        self._in_flight: dict[Answer, tuple[int, Asked]] = {}
         self._samples = 0
         self._answered: SimpleQueue[Answer] = SimpleQueue()
 
@@ -87,50 +73,67 @@ class Stream:
         elif self._in_flight:
             self._engine.drop([*self._in_flight])
 
-    def __iter__(self) -> Iterator[tuple[Batch, list[Sampled]]]:
-        """Yield each batch with what was sampled for its requests, in their order.
+    def __iter__(self) -> Iterator[tuple[int, Asked, Sampled]]:
+        """Yield each request's place, itself and what was sampled for it, as answers come.
 
         Raises what an answer raises, except NotSampled, which is one.
         """
         self._send()
-        while self._open:
-            while not self._open[0].whole:
-                self._take()
-                self._send()
-            batch = self._open.popleft()
-            # While the caller is busy with this batch, the engine is with the next.
+        while self._in_flight:
+            future = self._wait()
+            if future is None:
+                continue
+            place, asked = self._in_flight.pop(future)
+            self._samples -= len(asked[0].seeds)
+            sampled: Sampled
+            try:
+                sampled = future.result()
+            except NotSampled as error:
+                sampled = error
+            # While the caller is busy with this one, the engine is with the next.
             self._send()
-            yield (batch.requests, batch.sampling), [batch.answers[place] for place in range(len(batch.requests))]
+            yield place, asked, sampled
 
     def _send(self) -> None:
         with held():
-            while len(self._open) < _OPEN and (batch := next(self._unopened, None)) is not None:
-                self._open.append(_Open(*batch))
-            for one in self._open:
-                while one.sent < len(one.requests):
-                    request = one.requests[one.sent]
-                    if self._in_flight and self._samples + len(request.seeds) > self._at_once:
-                        return
-                    future = self._engine.submit(request, one.sampling)
-                    self._in_flight[future] = one, one.sent
-                    self._samples += len(request.seeds)
-                    one.sent += 1
-                    future.add_done_callback(self._answered.put)
+            while (following := self._next or next(self._unsent, None)) is not None:
+                self._next = following
+                request, sampling = following[1]
+                if self._in_flight and self._samples + len(request.seeds) > self._at_once:
+                    return
+                future = self._engine.submit(request, sampling)
+                self._in_flight[future] = following
+                self._samples += len(request.seeds)
+                self._next = None
+                future.add_done_callback(self._answered.put)
 
-    def _take(self) -> None:
+    def _wait(self) -> Answer | None:
         """Wait for an answer, or until it is time to look after the engine."""
         try:
             future = self._answered.get(timeout=_LOOK_S)
         except Empty:
-            pass
-        else:
-            batch, place = self._in_flight.pop(future)
-            self._samples -= len(batch.requests[place].seeds)
-            try:
-                batch.answers[place] = future.result()
-            except NotSampled as error:
-                batch.answers[place] = error
+            future = None
         if time.monotonic() - self._looked >= _LOOK_S:
             with held():
                 self._look()
             self._looked = time.monotonic()
+        return future
+
+
+def in_slices(generate: Generate, asked: Iterable[Asked], at_once: float) -> Iterator[Ended]:
+    """Sample with an engine that answers many requests together: those that follow each other with one sampling.
+
+    A slice has at most `at_once` samples; a larger request is one of its own.
+    """
+    first = 0
+    requests: list[GenerateRequest] = []
+    now: SamplingParams | None = None
+    for request, sampling in asked:
+        full = sum(len(one.seeds) for one in (*requests, request)) > at_once
+        if now is not None and requests and (full or sampling != now):
+            yield from enumerate(generate(requests, now), first)
+            first, requests = first + len(requests), []
+        now = sampling
+        requests.append(request)
+    if now is not None and requests:
+        yield from enumerate(generate(requests, now), first)

@@ -9,7 +9,6 @@ depend on the rank either. Completions travel back as columns: all tokens of a s
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +29,8 @@ from megasharp.common.signals import saves_wait
 from megasharp.learner.learner import RankLearner
 from megasharp.learner.ranks.all_ranks import MemoryNetwork, RanksLearner
 from megasharp.rollout.inprocess import InProcessEngine
-from megasharp.rollout.inprocess.engine import Candidates
-from megasharp.rollout.streaming import Batch
+from megasharp.rollout.inprocess.engine import MOST_ROWS, Candidates
+from megasharp.rollout.streaming import Asked, Ended, in_slices
 
 # A completion's tensors, of which an engine fills those that were asked for.
 _COLUMNS = (
@@ -207,33 +206,15 @@ class RankEngines:
         with saves_wait():
             return self._sampled(requests, sampling)
 
+    @property
+    def capacity(self) -> int:
+        """Samples that all ranks decode at once."""
+        return self._count * MOST_ROWS
+
     @contextmanager
-    def stream(self, batches: Iterable[Batch], at_once: float) -> Iterator[Iterator[list[list[Completion]]]]:
-        """Sample batches in order, as `generate` does each: the next while the caller works on the last.
-
-        Whatever ends the block but the end of the command waits for the batch that is being sampled: its answer would
-        be taken for that of the next call. `at_once` is not read, because ranks sample one batch after another.
-        """
-        pool = ThreadPoolExecutor(1)
-
-        def answers() -> Iterator[list[list[Completion]]]:
-            ahead: Future[list[list[Completion]]] | None = None
-            for requests, sampling in batches:
-                following = pool.submit(self._sampled, requests, sampling)
-                if ahead is not None:
-                    yield ahead.result()
-                ahead = following
-            if ahead is not None:
-                yield ahead.result()
-
-        ended = False
-        try:
-            yield answers()
-        except SystemExit:
-            ended = True
-            raise
-        finally:
-            pool.shutdown(wait=not ended, cancel_futures=True)
+    def stream(self, asked: Iterable[Asked], at_once: int) -> Iterator[Iterator[Ended]]:
+        """Sample requests as `generate` does, and answer each when its samples have ended."""
+        yield in_slices(self.generate, asked, at_once)
 
     def _sampled(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> list[list[Completion]]:
         places = shares_of(requests, sampling, self._count)

@@ -15,6 +15,7 @@ vocabulary (`check_same_vocabulary`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +39,11 @@ from megasharp.rollout.inprocess.cache import KeyValueCache
 from megasharp.rollout.inprocess.decode_loop import Sample, Samples, sample_all
 from megasharp.rollout.inprocess.decoder import Decoder, load_slots
 from megasharp.rollout.inprocess.generation import BLOCK_ELEMENTS, Draw, Logits, check_sampling, split
+from megasharp.rollout.streaming import Asked, Ended, in_slices
 
 TOKENIZER_FILE = "tokenizer.json"
+# Rows of an engine that is not told another number: their keys and values are in memory at once.
+MOST_ROWS = 512
 
 
 def check_same_vocabulary(policy_folder: Path, policy: Architecture, memory_folder: Path, memory: Architecture) -> None:
@@ -219,7 +223,7 @@ class InProcessEngine:
         *,
         dtype: torch.dtype,
         device: torch.device,
-        max_batch: int = 512,
+        max_batch: int = MOST_ROWS,
         memory_folder: Path | None = None,
         memory_window: int | None = None,
     ) -> None:
@@ -303,6 +307,16 @@ class InProcessEngine:
         completions = self._completions(found, [sample.seed for sample in samples])
         done = dict(zip(places, completions, strict=True))
         return [[done[number, index] for index in range(len(request.seeds))] for number, request in enumerate(requests)]
+
+    @property
+    def capacity(self) -> int:
+        """Samples that are decoded at once."""
+        return self._max_batch
+
+    @contextmanager
+    def stream(self, asked: Iterable[Asked], at_once: int) -> Iterator[Iterator[Ended]]:
+        """Sample requests as `generate` does, and answer each when its samples have ended."""
+        yield in_slices(self.generate, asked, at_once)
 
     def _check_prompt(self, tokens: tuple[int, ...], max_tokens: int) -> None:
         if not tokens:

@@ -1,4 +1,4 @@
-"""Batches of requests: the next begins while the last waits for its slowest, and what is answered stays the same."""
+"""Streams of requests: each is answered when it ends, the next takes its room, and samples stay the same."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from megasharp.common.errors import NotSampled, UserError
 from megasharp.common.records import Completion, GenerateRequest, SamplingParams
 from megasharp.common.signals import SaveAsked
 from megasharp.evals.evaluate import Progress
-from megasharp.rollout.streaming import Answer, Batch, Stream
+from megasharp.rollout.step_request import streamed
+from megasharp.rollout.streaming import Answer, Asked, Ended, Stream
 from tests.unit.evals.rule_engine import RuleEngine, run
 
 SAMPLING = SamplingParams(max_tokens=4)
@@ -51,8 +53,8 @@ class Taking:
             future.set_result([Completion.unsampled(seed, SAMPLING) for seed in request.seeds])
 
 
-def batch(*numbers: int) -> Batch:
-    return [GenerateRequest((number,), (2 * number, 2 * number + 1)) for number in numbers], SAMPLING
+def asks(*numbers: int) -> list[Asked]:
+    return [(GenerateRequest((number,), (2 * number, 2 * number + 1)), SAMPLING) for number in numbers]
 
 
 def nothing() -> None:
@@ -65,50 +67,45 @@ def in_background(action: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def test_the_next_batch_begins_as_the_last_ends_and_no_more_than_fits_is_in_flight() -> None:
-    """Four samples at once, two a request: request 2 takes the place of 1, and 3 that of 2, while 0 is the slowest."""
+def test_a_slow_request_stalls_no_other_and_no_more_than_fits_is_in_flight() -> None:
+    """Four samples at once, two a request: one that ends gives its room to the next, while request 0 is the slowest."""
     engine = Taking()
-    found: list[list[int]] = []
+    found: list[int] = []
 
     def consume() -> None:
-        with Stream(engine, [batch(0, 1), batch(2, 3), batch(4)], 4, nothing) as stream:
-            for (requests, _), sampled in stream:
-                seeds = [completion.seed for some in sampled if isinstance(some, list) for completion in some]
-                assert seeds == [seed for request in requests for seed in request.seeds]
-                found.append(seeds)
+        with Stream(engine, asks(0, 1, 2, 3, 4), 4, nothing) as stream:
+            for place, (request, _), sampled in stream:
+                assert isinstance(sampled, list) and place == request.tokens[0]
+                assert [completion.seed for completion in sampled] == list(request.seeds)
+                found.append(place)
 
     thread = in_background(consume)
-    for begun, answered in (([0, 1], 1), ([0, 1, 2], 2), ([0, 1, 2, 3], 3)):
+    for begun, answered in (([0, 1], 1), ([0, 1, 2], 2), ([0, 1, 2, 3], 3), ([0, 1, 2, 3, 4], 4)):
         wait_until(lambda expected=begun: engine.numbers() == expected)
-        assert found == []
+        assert found == begun[1:-1]
         engine.answer(answered)
-    # There is room, but the third batch waits for the first: what a kill loses stays small.
-    wait_until(lambda: all(future.done() for _, future in engine.asked[1:]))
-    assert engine.numbers() == [0, 1, 2, 3]
+    wait_until(lambda: found == [1, 2, 3, 4])
     engine.answer(0)
-    wait_until(lambda: engine.numbers() == [0, 1, 2, 3, 4])
-    engine.answer(4)
     thread.join(HANG_S)
-    assert found == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]] and engine.dropped == engine.aborted == []
+    assert found == [1, 2, 3, 4, 0] and engine.dropped == engine.aborted == []
 
 
-def test_the_engine_has_the_next_batch_while_the_caller_judges_this_one() -> None:
+def test_requests_are_taken_from_an_endless_source_only_as_they_begin() -> None:
+    """The engine has the next one while the caller is busy with this one."""
     engine = Taking()
-    with Stream(engine, [batch(0), batch(1), batch(2)], 2, nothing) as stream:
-        batches = iter(stream)
+    taken = count()
+    with Stream(engine, (asks(next(taken))[0] for _ in count()), 2, nothing) as stream:
         in_background(lambda: wait_until(lambda: bool(engine.asked)) or engine.answer(0))
-        next(batches)
-        assert engine.numbers() == [0, 1]
+        next(iter(stream))
+        # The next but one was looked at, for there may have been room.
+        assert engine.numbers() == [0, 1] and next(taken) == 3
     assert engine.dropped == [engine.asked[1][1]]
 
 
 def test_a_request_to_save_ends_what_is_in_flight_and_other_errors_wait_for_nothing() -> None:
     for error, ended in ((SaveAsked(), "aborted"), (UserError("the disk is full"), "dropped")):
         engine = Taking()
-        with (
-            pytest.raises(type(error)),
-            Stream(engine, [batch(0), batch(1)], 9, nothing) as stream,
-        ):
+        with pytest.raises(type(error)), Stream(engine, asks(0, 1), 9, nothing) as stream:
             in_background(lambda asked=engine: wait_until(lambda: bool(asked.asked)) or asked.answer(0))
             next(iter(stream))
             raise error
@@ -118,10 +115,7 @@ def test_a_request_to_save_ends_what_is_in_flight_and_other_errors_wait_for_noth
 
 def test_what_is_not_sampled_is_an_answer_and_another_error_goes_through() -> None:
     engine = Taking()
-    with (
-        pytest.raises(UserError, match="no engine is left"),
-        Stream(engine, [batch(0), batch(1)], 9, nothing) as stream,
-    ):
+    with pytest.raises(UserError, match="no engine is left"), Stream(engine, asks(0, 1), 9, nothing) as stream:
 
         def answer() -> None:
             wait_until(lambda: len(engine.asked) == 2)
@@ -130,13 +124,26 @@ def test_what_is_not_sampled_is_an_answer_and_another_error_goes_through() -> No
 
         in_background(answer)
         answers = iter(stream)
-        _, (refusal,) = next(answers)
-        assert isinstance(refusal, NotSampled)
+        place, _, refusal = next(answers)
+        assert place == 0 and isinstance(refusal, NotSampled)
         next(answers)
 
 
+def test_an_engine_that_answers_many_together_gets_slices_of_one_sampling() -> None:
+    """At most four samples each, or one larger request; places go on through them."""
+    engine = RuleEngine()
+    greedy = replace(SAMPLING, temperature=0.0)
+    large = GenerateRequest((9,), tuple(range(20, 27)))
+    asked = [*asks(0, 1, 2), (large, SAMPLING), (GenerateRequest((8,), (30,)), greedy), *asks(3)]
+    with streamed(engine, iter(asked), 4) as ended:
+        places = {place: [completion.seed for completion in completions] for place, completions in ended}
+    assert places == {place: list(request.seeds) for place, (request, _) in enumerate(asked)}
+    assert [[request.tokens[0] for request in requests] for requests, _ in engine.calls] == [[0, 1], [2], [9], [8], [3]]
+    assert [sampling for _, sampling in engine.calls] == [SAMPLING, SAMPLING, SAMPLING, greedy, SAMPLING]
+
+
 class StreamingRules(RuleEngine):
-    """Answers by the rule, each request from a thread, in no order; `left` batches are whole, then cut."""
+    """Answers by the rule, each request from a thread, in no order; `left` requests, then it is cut off."""
 
     def __init__(self, left: int = 1000) -> None:
         super().__init__()
@@ -152,32 +159,36 @@ class StreamingRules(RuleEngine):
 
     def drop(self, futures: Sequence[Answer]) -> None: ...
 
+    @property
+    def capacity(self) -> int:
+        return 7
+
     @contextmanager
-    def stream(self, batches: Iterator[Batch], at_once: float) -> Iterator[Iterator[list[list[Completion]]]]:
-        def answers(stream: Stream) -> Iterator[list[list[Completion]]]:
-            for _, sampled in stream:
+    def stream(self, asked: Iterator[Asked], at_once: float) -> Iterator[Iterator[Ended]]:
+        def ended(stream: Stream) -> Iterator[Ended]:
+            for place, _, sampled in stream:
                 if not self.left:
                     raise UserError("killed")
                 self.left -= 1
-                yield [one for one in sampled if isinstance(one, list)]
+                assert isinstance(sampled, list)
+                yield place, sampled
 
-        with Stream(self, batches, at_once, nothing) as stream:
-            yield answers(stream)
+        with Stream(self, asked, at_once, nothing) as stream:
+            yield ended(stream)
 
 
 def test_an_evaluation_that_streams_has_the_figures_and_files_of_one_that_does_not(tmp_path: Path) -> None:
     """Also where it was cut off in between, and went on."""
-    left = 5
     identity = {"weights": "abc"}
-    plain, streamed = Progress(tmp_path / "plain", identity), Progress(tmp_path / "streamed", identity)
+    plain, cut = Progress(tmp_path / "plain", identity), Progress(tmp_path / "streamed", identity)
     expected = run(chunk_samples=7, progress=plain)
     with pytest.raises(UserError, match="killed"):
-        run(StreamingRules(left), chunk_samples=7, progress=streamed)
-    assert len(list((tmp_path / "streamed").glob("*.parquet"))) == left
-    result = run(StreamingRules(), chunk_samples=7, progress=streamed)
+        run(StreamingRules(16), chunk_samples=7, progress=cut)
+    assert 0 < len(list((tmp_path / "streamed").glob("*.parquet"))) < 10
+    result = run(StreamingRules(), chunk_samples=7, progress=cut)
     assert replace(result, seconds=0.0) == replace(expected, seconds=0.0)
     names = sorted(path.name for path in (tmp_path / "plain").glob("*.parquet"))
     assert names == sorted(path.name for path in (tmp_path / "streamed").glob("*.parquet")) and len(names) == 10
     for name in names:
-        one, other = plain.read(name.removesuffix(".parquet")), streamed.read(name.removesuffix(".parquet"))
+        one, other = plain.read(name.removesuffix(".parquet")), cut.read(name.removesuffix(".parquet"))
         assert one is not None and other is not None and one[0] == other[0]

@@ -38,7 +38,7 @@ from megasharp.rollout.sglang.client.launch import (
 )
 from megasharp.rollout.sglang.client.members import Member, Members, Restarts, Starter, WatchSettings
 from megasharp.rollout.sglang.client.router import Router, RouterSettings
-from megasharp.rollout.streaming import Batch, Sampled, Stream
+from megasharp.rollout.streaming import Asked, Ended, Stream
 
 
 class Sleeper:
@@ -299,29 +299,45 @@ class Fleet:
         when a token is outside the vocabulary, or when a memory network is asked for and the engines have none.
         """
         self._check(requests, sampling)
-        with self.stream([(requests, sampling)], math.inf) as answers:
-            return next(answers)
+        with self.stream([(request, sampling) for request in requests], math.inf) as ended:
+            done = dict(ended)
+        return [done[place] for place in range(len(requests))]
+
+    @property
+    def capacity(self) -> int:
+        """Responses that the engines that are left run at once, by what they say."""
+        return max(1, sum(member.load.room.responses for member in self._members.alive()))
 
     @contextmanager
-    def stream(self, batches: Iterable[Batch], at_once: float) -> Iterator[Iterator[list[list[Completion]]]]:
-        """Sample batches in order, as `generate` does each, the next one before the last is whole.
+    def stream(self, asked: Iterable[Asked], at_once: float) -> Iterator[Iterator[Ended]]:
+        """Sample requests as `generate` does, and answer each when its samples have ended.
 
-        At most `at_once` samples are in flight. Leaving the block ends what is.
+        Leaving the block ends what is in flight.
         """
-        with Stream(self, batches, at_once, self.tend) as stream:
-            yield (self._completions(batch, sampled) for batch, sampled in stream)
+        with Stream(self, asked, at_once, self.tend) as stream:
+            yield self._ended(stream)
 
-    def _completions(self, batch: Batch, sampled: Sequence[Sampled]) -> list[list[Completion]]:
-        requests, sampling = batch
-        sent = [request for request in requests if self._obstacle(request) is None]
-        refused = [one for one in sampled if isinstance(one, NotSampled)]
-        # One prompt may be at fault; where every one is turned down, something else is.
-        if refused and len(refused) == len(sent):
-            raise UserError(f"the engines sampled none of {len(refused)} prompts; the first: {refused[0]}")
-        return [
-            _unsampled(request, sampling, str(one)) if isinstance(one, NotSampled) else one
-            for request, one in zip(requests, sampled, strict=True)
-        ]
+    def _ended(self, stream: Stream) -> Iterator[Ended]:
+        """Answer with aborted completions what is refused: one prompt may be at fault.
+
+        Raises UserError where all that was sent is turned down. Until something is sampled, refusals are held back:
+        whoever stores answers must not store these.
+        """
+        refused: list[Ended] = []
+        first: NotSampled | None = None
+        sampled = False
+        for place, (request, sampling), found in stream:
+            if isinstance(found, NotSampled):
+                first = first or found
+                refused.append((place, _unsampled(request, sampling, str(found))))
+            else:
+                sampled = sampled or self._obstacle(request) is None
+                yield place, found
+            if sampled:
+                yield from refused
+                refused.clear()
+        if first is not None and not sampled:
+            raise UserError(f"the engines sampled none of {len(refused)} prompts; the first: {first}")
 
     @property
     def retried(self) -> int:
