@@ -79,6 +79,21 @@ def evaluate(
             rich_help_panel=JUDGING,
         ),
     ] = None,
+    answer_after: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Mark behind which answers stand, as reward.answer_after. Without it: the run's, or auto.",
+            rich_help_panel=JUDGING,
+        ),
+    ] = None,
+    truncated: Annotated[
+        str | None,
+        typer.Option(
+            help="Verdict on responses at the limit of tokens, as reward.truncated: by_answer, wrong or as_whole.",
+            rich_help_panel=JUDGING,
+        ),
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -125,6 +140,7 @@ def evaluate(
     from megasharp.trainer.evaluation import Asked, evaluate_source, numbers, settings
 
     collect_as_usual()
+    reading = {"answer_after": answer_after, "truncated": truncated}
     asked = Asked(
         source,
         [name.strip() for name in (suite or "").split(",") if name.strip()],
@@ -141,6 +157,7 @@ def evaluate(
                 "timeout_s": timeout_s,
                 "sandbox": "bubblewrap" if sandbox else "none",
                 "functions": [{"function": path} for path in reward or ()],
+                **{key: value for key, value in reading.items() if value is not None},
             },
             "eval",
         ),

@@ -81,6 +81,10 @@ class Prompt:
     question: str = field(default="", compare=False, repr=False)
 
 
+# The detail of a verdict on a response of which nothing stands after thinking.
+THINKING_OPEN = "thinking was never closed"
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """A verifier's judgement of one response.

@@ -13,6 +13,9 @@ from megasharp.common.control import LengthStage
 from megasharp.common.section import LEFT_OPEN, DerivedInt, Section
 
 SandboxKind = Literal["bubblewrap", "none"]
+Truncated = Literal["by_answer", "wrong", "as_whole"]
+# In the place of a mark: `</think>`, where thinking was opened.
+AUTO = "auto"
 
 
 class LengthStageConfig(LengthStage):
@@ -343,6 +346,18 @@ class RewardConfig(Section):
         ge=1,
         description="Number of calls of an async function that are under way at once, shared out among the workers; "
         "each has at least one.",
+    )
+    answer_after: str = Field(
+        default=AUTO,
+        description="Text behind which a task's verifier looks for the answer, the last one where there are several; a "
+        "response without it is wrong. auto: </think>, which must be there only where thinking was opened, by the "
+        "end of the prompt or by the response. Empty: the whole response is read. Your own functions get all of it.",
+    )
+    truncated: Truncated = Field(
+        default="by_answer",
+        description="Verdict of a task's verifier on responses that met the limit of tokens. by_answer: they count "
+        "where the answer stands complete, in a closed box or tags or with words after it; wrong: they never do; "
+        "as_whole: they are read as if they had ended there.",
     )
     sandbox: SandboxKind = Field(
         default="bubblewrap",

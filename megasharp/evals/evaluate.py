@@ -30,8 +30,9 @@ from megasharp.evals.suites import Suite
 from megasharp.metrics.parquet import arrow, parquet
 from megasharp.rollout.step_request import Engine, MemoryUse, judged, response_seed, streamed
 from megasharp.rollout.streaming import Ended
+from megasharp.tasks.final_answer import AnswerRule, FinalJudge, opens_thinking
 from megasharp.tasks.judge import DirectJudge, Item, Judge
-from megasharp.tasks.stream import ChatEncoder, read_prompt
+from megasharp.tasks.stream import ChatEncoder, ReadPrompt, read_prompt
 from megasharp.tasks.table import make_verifiers
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ class _Source:
     suite: Suite
     tokenizer: Tokenizer
     judge: Judge
-    prompts: Sequence[tuple[int, ...]]
+    prompts: Sequence[ReadPrompt]
     seed: int
     chunk_samples: int
     progress: Progress | None
@@ -232,7 +233,7 @@ class _Source:
         for part in chunk.parts:
             problem = self.suite.items[part.problem].id
             seeds = tuple(sample_seed(self.seed, problem, index) for index in part.samples)
-            requests.append(GenerateRequest(self.prompts[part.problem], seeds))
+            requests.append(GenerateRequest(self.prompts[part.problem].tokens, seeds))
         return requests
 
     def taken(self, chunks: Sequence[_Chunk], ended: Iterator[Ended]) -> Iterator[tuple[_Chunk, list[Sample], float]]:
@@ -265,8 +266,17 @@ class _Source:
         texts = [self.tokenizer.decode(tokens) for tokens in sampled_tokens]
         asked = [self.suite.items[problem] for problem in problems]
         items = [
-            Item(self.suite.task, text, item.answer, item.question or item.text, item.messages, item.row, tokens)
-            for tokens, text, item in zip(sampled_tokens, texts, asked, strict=True)
+            Item(
+                self.suite.task,
+                text,
+                item.answer,
+                item.question or item.text,
+                item.messages,
+                item.row,
+                tokens,
+                in_thinking=opens_thinking(self.prompts[problem].text),
+            )
+            for tokens, text, item, problem in zip(sampled_tokens, texts, asked, problems, strict=True)
         ]
         verdicts = judged(self.judge, completions, items)
         return [Sample.of(*each) for each in zip(problems, completions, verdicts, strict=True)]
@@ -327,11 +337,11 @@ def evaluate(
     # Refuses a k that n samples cannot give, before any is drawn.
     for k in ks:
         pass_at_k(n, 0, k)
-    judge = judge or DirectJudge(make_verifiers())
+    judge = judge or FinalJudge(DirectJudge(make_verifiers()), AnswerRule())
     if suite.task not in judge.tasks:
         known = ", ".join(sorted(judge.tasks))
         raise UserError(f"suite {suite.name}: task {suite.task!r} has no verifier; tasks with one: {known}")
-    prompts = [read_prompt(item, tokenizer).tokens for item in suite.items]
+    prompts = [read_prompt(item, tokenizer) for item in suite.items]
     source = _Source(engine, suite, tokenizer, judge, prompts, seed, chunk_samples or chunk_size(max_tokens), progress)
     sampling = SamplingParams(
         max_tokens, temperature, top_p, stop_token_ids=tokenizer.stop_token_ids, record_top=CANDIDATES

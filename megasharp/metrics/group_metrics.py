@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from megasharp.common.records import (
+    THINKING_OPEN,
     FinishReason,
     Group,
     Maximum,
@@ -48,6 +49,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     - `reward/mean`: over responses without an infra failure; absent when every response failed that way.
     - `reward/outcome_<outcome>`: shares of all responses; the six add up to 1.
     - `reward/errors`: share of the responses that came to a verifier, in which it failed; absent when none came to one.
+    - `reward/thinking_open`: share of all responses that a task's verifier refused because thinking was never closed.
     - `reward/function/<name>`: mean over the responses that this one of several functions applied to, without weight.
     - `group/solved_all`, `group/solved_none`, `group/uniform` (all rewards equal, so no advantage): shares of
       groups.
@@ -71,6 +73,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         return {}
     outcomes = Counter(response.verdict.outcome for response in responses)
     rewards = [response.verdict.reward for response in _judged(responses)]
+    thinking = sum(response.verdict.detail == THINKING_OPEN for response in responses)
     failed = [response for response in responses if response.verdict.failure]
     tried = len(rewards) + sum(response.verdict.outcome is Outcome.INFRA for response in failed)
     reasons = Counter(group.dropped_reason for group in groups if group.dropped_reason is not None)
@@ -78,6 +81,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         **{f"reward/outcome_{outcome}": outcomes[outcome] / len(responses) for outcome in Outcome},
         **({"reward/mean": sum(rewards) / len(rewards)} if rewards else {}),
         **({"reward/errors": len(failed) / tried} if tried else {}),
+        "reward/thinking_open": thinking / len(responses),
         **_function_metrics(responses),
         **_answer_metrics(groups),
         "group/dropped": float(reasons.total()),

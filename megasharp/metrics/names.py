@@ -17,6 +17,7 @@ NAMES = {
     "reward/outcome_timeout": "share of responses: verifier timed out",
     "reward/outcome_infra": "share of responses: not judged (infrastructure)",
     "reward/errors": "share of responses for which the verifier failed",
+    "reward/thinking_open": "share of responses whose thinking was never closed",
     "reward/killed": "reward workers killed for taking too long",
     "reward/died": "reward workers that died",
     "reward/retried": "responses judged again",

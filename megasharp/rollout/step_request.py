@@ -31,6 +31,7 @@ from megasharp.common.records import (
 )
 from megasharp.rollout.streaming import Asked, Ended, in_slices
 from megasharp.rollout.tally import SURPLUS, Tally
+from megasharp.tasks.final_answer import opens_thinking
 from megasharp.tasks.judge import Item, Judge
 
 
@@ -228,6 +229,9 @@ class SourceLimits:
     responses: int | None = None
 
 
+# Tokens of a prompt's end, in which it may open thinking.
+_PROMPT_END = 16
+
 DecodeBatch = Callable[[Sequence[Sequence[int]]], Sequence[str]]
 
 
@@ -285,9 +289,20 @@ class GroupMaker:
         flat = [(prompt, completion) for prompt, some in zip(prompts, sampled, strict=True) for completion in some]
         tokens = [completion.tokens.tolist() for _, completion in flat]
         texts = self.decode(tokens)
+        begun = self.decode([prompt.tokens[-_PROMPT_END:] for prompt in prompts])
+        in_thinking = [opens_thinking(end) for end, some in zip(begun, sampled, strict=True) for _ in some]
         items = [
-            Item(prompt.task, text, prompt.answer, prompt.question or prompt.text, prompt.turns, prompt.row, its_tokens)
-            for (prompt, _), text, its_tokens in zip(flat, texts, tokens, strict=True)
+            Item(
+                prompt.task,
+                text,
+                prompt.answer,
+                prompt.question or prompt.text,
+                prompt.turns,
+                prompt.row,
+                its_tokens,
+                in_thinking=opened,
+            )
+            for (prompt, _), text, its_tokens, opened in zip(flat, texts, tokens, in_thinking, strict=True)
         ]
         verdicts = judged(self.judge, [completion for _, completion in flat], items)
         responses = iter(
@@ -303,13 +318,17 @@ class GroupMaker:
 def judged(judge: Judge, completions: Sequence[Completion], items: Sequence[Item]) -> list[Verdict]:
     """Judge completions, decoded as `items`, in order; the verdict is INFRA where the engine aborted one."""
     whole = [completion.finish_reason is not FinishReason.ABORT for completion in completions]
-    verdicts = iter(judge.verdicts([item for item, is_whole in zip(items, whole, strict=True) if is_whole]))
+    pairs = zip(items, completions, strict=True)
+    cut = [replace(item, truncated=True) if c.finish_reason is FinishReason.LENGTH else item for item, c in pairs]
+    verdicts = iter(judge.verdicts([item for item, is_whole in zip(cut, whole, strict=True) if is_whole]))
 
     def aborted(completion: Completion) -> Verdict:
         return Verdict(Outcome.INFRA, 0.0, detail=completion.cause or "the engine aborted the response")
 
-    pairs = zip(completions, whole, strict=True)
-    return [next(verdicts) if is_whole else aborted(completion) for completion, is_whole in pairs]
+    return [
+        next(verdicts) if is_whole else aborted(completion)
+        for completion, is_whole in zip(completions, whole, strict=True)
+    ]
 
 
 def response_seed(run_seed: int, prompt_id: str, epoch: int, index: int) -> int:

@@ -22,6 +22,8 @@ from typing import Any
 from megasharp.common.errors import UserError
 
 MAX_CHARACTERS = 100_000
+# The end of a text that was cut off, in the place of its last word, which may be half of one (`final_answer.py`).
+CUT = "\u2026"
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -72,6 +74,22 @@ def last_tag(text: str, name: str = "answer") -> str | None:
     return text[start + len(name) + 2 : end].strip() if start >= 0 else None
 
 
+def open_box(text: str) -> str | None:
+    """Return the contents so far of a box that is never closed, and begins after the last closed one; else None.
+
+    Example: `open_box(r"\boxed{12}, so \boxed{1")` is `1`.
+    """
+    text = ending(text)
+    last = max((box[0] for box in _closed_boxes(text)), default=-1)
+    return next((text[box.end() :].strip() for box in _BOX.finditer(text) if box.start() > last), None)
+
+
+def open_tag(text: str, name: str = "answer") -> str | None:
+    """Return the text after the last `<name>` where no `</name>` follows, stripped; else None."""
+    _, opened, inside = ending(text).rpartition(f"<{name}>")
+    return inside.strip() if opened and f"</{name}>" not in inside else None
+
+
 def last_stated(text: str) -> str | None:
     """Return the text after the last "answer is", "answer:" or "####" on its line, stripped; None where none follows.
 
@@ -86,12 +104,12 @@ def last_stated(text: str) -> str | None:
 def last_line(text: str) -> str | None:
     """Return what follows the last "Answer:" on its line, stripped; None where nothing does. So DAPO's verifier reads.
 
-    Where that line ends with the colon, it is the next line with anything on it.
+    Where that line ends with the colon, it is the next line with anything on it. A line that was cut off is none.
 
     Example: `last_line("Answer: $x + 1$")` is `$x + 1$`.
     """
     found = [match[1].strip(" \t*") for match in _LINE.finditer(ending(text))]
-    return next((each for each in reversed(found) if each), None)
+    return next((each for each in reversed(found) if each and not each.endswith(CUT)), None)
 
 
 def _closed_boxes(text: str) -> list[tuple[int, int, int]]:

@@ -67,6 +67,8 @@ class Item:
     """One response to judge.
 
     A user's own reward may read the `prompt`, `turns` and `row` of its problem, and its `tokens`, the end token too.
+    `truncated`: the response met the limit of tokens. `in_thinking`: the prompt, as the model read it, has opened
+    thinking, which the response is to close (`final_answer.py`).
 
     Example: `Item("countdown", "(8-5)*7+3", CountdownAnswer((3, 5, 7, 8), 24))`.
     """
@@ -78,6 +80,8 @@ class Item:
     turns: tuple[tuple[str, str], ...] = ()
     row: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
     tokens: Sequence[int] = field(default=(), compare=False, repr=False)
+    truncated: bool = False
+    in_thinking: bool = False
 
 
 class ItemVerifier(ABC):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Literal
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import TaskAnswer
@@ -32,6 +33,10 @@ from megasharp.tasks.own_reward import OwnReward
 from megasharp.tasks.own_rows import answer_text
 from megasharp.tasks.sandbox.programs import Sandbox
 
+# The part of a response that a verifier is given: its final answer, as `final_answer.py` says; all of it, thinking
+# included; or what stands after thinking, which is the answer from its first sign to its last.
+Reading = Literal["final", "whole", "all of it"]
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -49,6 +54,7 @@ class Task:
       than that. `whole` makes the problem's text of the prompt, its row and the row's place, where it takes more than
       the prompt.
     - `response` is a response's limit in tokens where a run sets none.
+    - `reading`: the part of a response that the verifier is given.
 
     Example: `Task(math.load_items, math.verify, worker=True, library=math.load_library)`.
     """
@@ -63,6 +69,7 @@ class Task:
     answer: Callable[[TaskItem, str], TaskAnswer] | None = None
     whole: Callable[[str, Fields, str], str] | None = None
     response: int = 2048
+    reading: Reading = "final"
 
 
 TASKS: dict[str, Task] = {
@@ -75,21 +82,22 @@ TASKS: dict[str, Task] = {
         response=1024,
     ),
     "code": Task(code.load_items, sandbox=code.CodeVerifier, prompt="plain", response=8192),
-    "countdown": Task(countdown.load_items, countdown.verify, response=32),
+    "countdown": Task(countdown.load_items, countdown.verify, response=32, reading="all of it"),
     "countdown_3": Task(
         countdown_tags.load_items_of_three, countdown_tags.verify, prompt="countdown_qwen", response=1024
     ),
     "countdown_3to4": Task(countdown_tags.load_items, countdown_tags.verify, prompt="countdown_qwen", response=1024),
-    "form": Task(form.load_items, form.verify, prompt="plain"),
+    "form": Task(form.load_items, form.verify, prompt="plain", reading="whole"),
     "instructions": Task(
         instructions.load_items,
         instructions.verify,
         library=instructions.load_library,
         extra=True,
         prompt="plain",
+        reading="all of it",
     ),
     "knights": Task(knights.load_items, knights.verify, prompt="chatml"),
-    "knights_short": Task(knights_short.load_items, knights_short.verify, response=32),
+    "knights_short": Task(knights_short.load_items, knights_short.verify, response=32, reading="all of it"),
     "math": Task(
         math.load_items,
         math.verify,

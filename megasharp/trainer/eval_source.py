@@ -45,6 +45,7 @@ from megasharp.trainer.resolve.engine_settings import check_context, check_windo
 from megasharp.trainer.resolve.models import MODEL_KEY
 from megasharp.trainer.resolve.prompt_format import asking_of, prompts_meant
 from megasharp.trainer.resume import commits_of
+from megasharp.trainer.stored_config import as_judged
 from megasharp.weight_sync.push import FleetSync, make_transport
 
 # Stands for the name of the weights in the name of the folder that gets results.
@@ -90,12 +91,12 @@ def measured(source: Path) -> Measured:
 def config_of(source: Path) -> RunConfig | None:
     """Return the configuration of a run, or of the run that a checkpoint belongs to; None where there is none to read.
 
-    Of a run that an older release began it has the prompts that this one meant.
+    Of a run that an older release began it has the prompts that this one meant, and the reading of responses.
     """
     step = _step_of(source.resolve())
     with suppress(UserError):
         folder = source if step is None else source.resolve().parent.parent
-        return validate(RunConfig, prompts_meant(stored_config(folder)), f"{folder}/config.yaml")
+        return validate(RunConfig, as_judged(prompts_meant(stored_config(folder))), f"{folder}/config.yaml")
     return None
 
 

@@ -30,6 +30,7 @@ from megasharp.evals.result import EvalResult, EvalSetting, averaged, save_group
 from megasharp.evals.result_files import group_lines, load_figures, load_result, result_lines, save
 from megasharp.evals.suites import Asking, parse_ks
 from megasharp.rollout.step_request import Engine
+from megasharp.tasks.final_answer import WHOLE, rule_of
 from megasharp.tasks.judge import Judge, digest_of
 from megasharp.tasks.own_reward import OWN_TASK
 from megasharp.tasks.reward_import import look_beside
@@ -49,7 +50,8 @@ class Asked:
 
     `engines` is a run file whose SGLang engines sample, with `overrides`; without it the engine of this process does.
     `out` None is a folder under evals/ named after the weights. `reward` decides where responses are judged, and its
-    functions judge all of them; without one, the run's judge own rows without a task. `prompt` is a template's name, or
+    functions judge all of them; without one, the run's judge own rows without a task. The part of a response that is
+    judged is the run's too, where `reward` does not say it. `prompt` is a template's name, or
     `suite`; without it a run's weights are asked as its training was.
     """
 
@@ -94,6 +96,8 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
         )
     source = given_model(str(asked.source))
     run = config_of(source)
+    if run is not None:
+        asked = replace(asked, reward=_read_as(run.reward, asked.reward))
     if asked.prompt is not None:
         asking = Asking(checked_name(asked.prompt), first=True)
     else:
@@ -126,6 +130,12 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
         raise TimeIsUp(f"SIGUSR1 (time is nearly up): {_kept(evaluation)}") from None
     except signals.Stopped as stopped:
         raise signals.Stopped(stopped.number, _kept(evaluation)) from None
+
+
+def _read_as(run: RewardConfig, own: RewardConfig) -> RewardConfig:
+    """Return the options of the command line with the run's rule of reading responses, where they do not say one."""
+    keys = {"answer_after", "truncated"} - own.model_fields_set
+    return own.model_copy(update={key: getattr(run, key) for key in keys})
 
 
 def _suites_of(run: RunConfig | None, source: Path) -> Sequence[str]:
@@ -240,6 +250,7 @@ class _Evaluation:
         sampling = asdict(planned.sampling)
         del sampling["ks"]
         own = own_rewards(self._asked.reward).get(planned.suite.task)
+        rule = rule_of(self._asked.reward)
         return {
             "weights": self._weights,
             "problems": digest_of(planned.suite.items)[:_DIGEST],
@@ -249,6 +260,8 @@ class _Evaluation:
             "timeout_s": f"{self._asked.reward.timeout_s:g}",
             "chunk": str(chunk_size(planned.sampling.max_tokens)),
             **({"reward": ", ".join(f"{each.path} x {each.weight:g}" for each in own.functions)} if own else {}),
+            # Results of older releases, which read whole responses, are those of this rule.
+            **({} if own or rule == WHOLE else {"answers": rule.in_words}),
         }
 
     def _open(self, planned: Planned) -> Progress:

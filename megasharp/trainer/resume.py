@@ -40,8 +40,10 @@ IDENTITY = (
     "policy.megatron",
     "policy.optimizer",
     "data",
+    "reward.answer_after",
     "reward.function",
     "reward.functions",
+    "reward.truncated",
     "seed",
     "recipe",
     *(

@@ -21,6 +21,7 @@ from megasharp.config.core import find
 from megasharp.config.data import DataSource, MixedSource, RewardConfig, RewardFunction
 from megasharp.config.run_config import RunConfig
 from megasharp.evals.suites import Suite
+from megasharp.tasks.final_answer import FinalJudge, rule_of
 from megasharp.tasks.judge import DirectJudge, Item, Judge, TaskItem
 from megasharp.tasks.own_reward import OWN_TASK, OwnFunction, OwnReward, is_own, own_task
 from megasharp.tasks.problems import task_of
@@ -74,7 +75,7 @@ class RewardJudge:
             self._pool = VerifierPool(make_there, verifiers.keys(), workers, limit, own=self._own, log=log)
         self._log = log
         self._say = say
-        self.judge = LoggingJudge(self._pool or DirectJudge(verifiers), say, log)
+        self.judge = LoggingJudge(FinalJudge(self._pool or DirectJudge(verifiers), rule_of(reward)), say, log)
 
     def take(self) -> dict[str, float]:
         """Return what happened to workers since the last call, by metric name; nothing without a pool."""

@@ -77,11 +77,19 @@ def as_begun(root: Path) -> Tree:
     Raises UserError for a folder that is no run, or of a later release, and where the file no longer validates.
     """
     where = str(root / "config.yaml")
-    stored = _with_length_bias(_with_correction(_with_schedule(prompts_meant(stored_config(root)))))
+    stored = _with_length_bias(_with_correction(_with_schedule(as_judged(prompts_meant(stored_config(root))))))
     # A run from before 2026-11-26 that has no value had this one.
     stored = merge({"policy": {"dp": 1}}, stored)
     whole: Tree = parse_yaml(dump_yaml(validate(RunConfig, stored, where)), where)
     return whole
+
+
+def as_judged(stored: Tree) -> Tree:
+    """Fill in how a run reads responses that was begun before `reward.answer_after`: whole, thinking and all."""
+    reward: Any = stored.get("reward") or {}
+    if "answer_after" in reward:
+        return stored
+    return {**stored, "reward": {**reward, "answer_after": "", "truncated": "as_whole"}}
 
 
 def _with_schedule(stored: Tree) -> Tree:

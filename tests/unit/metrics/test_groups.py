@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from megasharp.common.records import FinishReason, Outcome
+from megasharp.common.records import THINKING_OPEN, FinishReason, Outcome
 from megasharp.metrics.group_metrics import group_metrics
 
 
@@ -54,6 +55,13 @@ def test_invalid_answers_are_one_class_of_the_answer_entropy(make_response, make
     shares = [0.25, 0.25, 0.5]
     expected = -sum(share * math.log(share) for share in shares)
     assert group_metrics([group])["group/answer_entropy"] == pytest.approx(expected)
+
+
+def test_refusals_of_open_thinking_are_counted_apart_from_other_formats(make_response, make_group):
+    refused = make_response(Outcome.FORMAT)
+    refused = replace(refused, verdict=replace(refused.verdict, detail=THINKING_OPEN))
+    figures = group_metrics([make_group(refused, make_response(Outcome.FORMAT))])
+    assert (figures["reward/thinking_open"], figures["reward/outcome_format"]) == (0.5, 1.0)
 
 
 def test_a_correct_response_without_an_answer_is_no_distinct_one(make_response, make_group):

@@ -134,6 +134,15 @@ def test_a_run_that_oversampled_on_policy_before_there_was_a_key_goes_on(tmp_pat
     assert not refused.rollout.allow_length_bias
 
 
+def test_a_run_from_before_the_rule_of_answers_goes_on_reading_whole_responses(tmp_path: Path) -> None:
+    keys = ["reward.answer_after", "reward.truncated"]
+    root = _edited(tmp_path, without=keys)
+    reward = _goes_on(root).reward
+    assert (reward.answer_after, reward.truncated) == ("", "as_whole")
+    with pytest.raises(UserError, match=r"reward\.truncated was 'as_whole' and is now 'wrong'"):
+        check_resume(root, _resumed(root, "reward.truncated=wrong")[0])
+
+
 # The small file, which is read faster.
 DLC = ("recipe.methods=[grpo,dlc]", "data.path=examples/quickstart/data/dev.jsonl")
 
