@@ -45,6 +45,29 @@ def evaluate(
         float | None,
         typer.Option(help="Nucleus sampling. Without it: the group's, or 1.0.", rich_help_panel=SAMPLING),
     ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Most likely tokens that may be sampled; 0 is all. Without it: the group's, or 0.",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of the most likely token's probability that a token needs. Without it: the group's, or 0.",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="String that ends a response and is no part of its text; repeatable. \\n is a line break.",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(
@@ -144,7 +167,15 @@ def evaluate(
     asked = Asked(
         source,
         [name.strip() for name in (suite or "").split(",") if name.strip()],
-        settings(n, k, top_p, max_tokens),
+        settings(
+            n=n,
+            k=k,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            stop=[text.replace("\\n", "\n") for text in stop] if stop else None,
+            max_tokens=max_tokens,
+        ),
         numbers(temperature),
         seed,
         out,

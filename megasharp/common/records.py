@@ -126,7 +126,14 @@ class Plausible:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Settings by which tokens are drawn. `top_p=1.0`, `top_k=0`: no truncation; `temperature=0.0`: greedy.
+    """Settings by which tokens are drawn; the defaults of `top_p`, `top_k` and `min_p` cut nothing.
+
+    A temperature of 0 is greedy: no truncation counts then.
+
+    Of the tokens' probabilities at the temperature, `top_k` keeps the largest, `top_p` of those the likeliest that make
+    up this share, and `min_p` those with this share of the likeliest one's: in this order, as SGLang and transformers
+    do it. A response ends with the token by which its text holds one of the `stop` strings; that token is the last of
+    its tokens, and `text` cuts the string.
 
     `memory_mu` is the balance factor mu of DLC (2601.15609 section 4.2): tokens come from the softmax of
     (policy logits - mu * memory logits) / temperature. A number needs an engine that holds a memory network, and 0.0
@@ -146,6 +153,18 @@ class SamplingParams:
     memory_mu: float | None = None
     plausible: Plausible | None = None
     record_top: int | None = None
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+
+    @property
+    def truncates(self) -> bool:
+        """Return whether tokens are drawn from a part of the vocabulary only."""
+        return self.temperature > 0.0 and (self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0)
+
+    def text(self, decoded: str) -> str:
+        """Return a decoded response up to its first stop string."""
+        ends = [place for string in self.stop if (place := decoded.find(string)) >= 0]
+        return decoded[: min(ends)] if ends else decoded
 
 
 @dataclass(frozen=True, slots=True)

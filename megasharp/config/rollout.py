@@ -55,6 +55,13 @@ class RolloutConfig(Section):
         description="Number of most likely tokens that sampling may choose from. 0: all. 1 is refused, as all "
         "responses of a prompt would be equal.",
     )
+    min_p: float = Field(
+        default=0.0,
+        ge=0.0,
+        lt=1.0,
+        description="Share of the most likely token's probability that a token needs to be sampled, after top_k and "
+        "top_p. 0: off. Above 0 the sampler differs from the policy that is trained.",
+    )
     max_staleness: int = Field(
         default=0,
         ge=0,

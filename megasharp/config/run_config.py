@@ -102,6 +102,23 @@ class EvalConfig(Section):
         "response per problem is sampled in any case.",
     )
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus sampling of evaluations. 1: off.")
+    top_k: int = Field(
+        default=0,
+        ge=0,
+        description="Number of most likely tokens that evaluations may choose from. 0: all.",
+    )
+    min_p: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=1.0,
+        description="Share of the most likely token's probability that a token of evaluations needs, after top_k and "
+        "top_p. 0: off.",
+    )
+    stop: list[str] = Field(
+        default=[],
+        description="Strings that end a response of evaluations. Its tokens end with the one by which its text holds "
+        "such a string; the text that is judged ends before it. Empty: only the model's end tokens.",
+    )
     max_response_tokens: int | None = Field(
         default=None,
         ge=1,

@@ -219,7 +219,7 @@ class _Source:
 
     def planned(self, n: int, sampling: SamplingParams, greedy: bool) -> list[_Chunk]:
         """Return the chunks in order: with `greedy` those of one greedy sample each, then those of `n` samples each."""
-        greedily = replace(sampling, temperature=0.0, top_p=1.0, record_top=None)
+        greedily = replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, record_top=None)
         passes = [("greedy", 1, greedily)] if greedy else []
         return [
             _Chunk(f"{kind}_{number:06d}", parts, asked, asked is greedily)
@@ -263,7 +263,7 @@ class _Source:
         problems = [part.problem for part, some in zip(chunk.parts, sampled, strict=True) for _ in some]
         completions = [completion for some in sampled for completion in some]
         sampled_tokens = [completion.tokens.tolist() for completion in completions]
-        texts = [self.tokenizer.decode(tokens) for tokens in sampled_tokens]
+        texts = [chunk.sampling.text(self.tokenizer.decode(tokens)) for tokens in sampled_tokens]
         asked = [self.suite.items[problem] for problem in problems]
         items = [
             Item(
@@ -311,6 +311,9 @@ def evaluate(
     max_tokens: int,
     seed: int,
     top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
+    stop: Sequence[str] = (),
     label: str = "",
     step: int | None = None,
     greedy: bool = True,
@@ -320,8 +323,9 @@ def evaluate(
     progress: Progress | None = None,
     identity: Mapping[str, str] | None = None,
 ) -> EvalResult:
-    """Sample every problem of `suite` `n` times at `temperature` and `top_p`, and once greedily if `greedy`.
+    """Sample every problem of `suite` `n` times at `temperature`, and once greedily if `greedy`.
 
+    `top_p`, `top_k`, `min_p` and `stop` are those of `SamplingParams`; greedy sampling takes `stop` only.
     `max_tokens` bounds a response, `label` and `step` name the model in the result; without a `judge` this process
     judges. At most `chunk_samples` samples (by default `chunk_size`) are in flight at once. A verifier that
     raises counts as the outcome ERROR; an INFRA outcome is not counted as a sample, and a problem left with fewer than
@@ -344,14 +348,33 @@ def evaluate(
     prompts = [read_prompt(item, tokenizer) for item in suite.items]
     source = _Source(engine, suite, tokenizer, judge, prompts, seed, chunk_samples or chunk_size(max_tokens), progress)
     sampling = SamplingParams(
-        max_tokens, temperature, top_p, stop_token_ids=tokenizer.stop_token_ids, record_top=CANDIDATES
+        max_tokens,
+        temperature,
+        top_p,
+        top_k,
+        stop_token_ids=tokenizer.stop_token_ids,
+        record_top=CANDIDATES,
+        min_p=min_p,
+        stop=tuple(stop),
     )
     if memory is not None:
         sampling = replace(sampling, memory_mu=memory.mu, plausible=memory.plausible)
     rows, seconds = _counted(source, n, sampling, greedy)
     name = suite.name if memory is None else suite.name + WITH_MEMORY
     setting = EvalSetting(
-        name, label, step, n, tuple(ks), temperature, seed, top_p, max_tokens, identity=identity or {}
+        name,
+        label,
+        step,
+        n,
+        tuple(ks),
+        temperature,
+        seed,
+        top_p,
+        max_tokens,
+        identity or {},
+        top_k,
+        min_p,
+        sampling.stop,
     )
     return summarize(rows, setting, seconds)
 

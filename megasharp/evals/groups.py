@@ -8,7 +8,7 @@ the file's first lines; a command that uses such a value says so. A command eval
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
@@ -22,7 +22,9 @@ from megasharp.evals.suites import SUITE_FOLDER, Asking, Suite, default_ks, load
 from megasharp.tasks.problems import response_of
 
 GROUP_FOLDER = Path("configs") / "suites"
-SettingName = Literal["n", "k", "temperature", "top_p", "max_tokens", "prompt", "limit_seed", "suites"]
+SettingName = Literal[
+    "n", "k", "temperature", "top_p", "top_k", "min_p", "stop", "max_tokens", "prompt", "limit_seed", "suites"
+]
 
 
 class Settings(Section):
@@ -48,6 +50,23 @@ class Settings(Section):
         gt=0.0,
         le=1.0,
         description="Nucleus sampling; 1 is off. null: not set here; the default is 1.",
+    )
+    top_k: int | None = Field(
+        default=None,
+        ge=0,
+        description="Number of most likely tokens that may be sampled; 0 is all. null: not set here; the default is 0.",
+    )
+    min_p: float | None = Field(
+        default=None,
+        ge=0.0,
+        le=1.0,
+        description="Share of the most likely token's probability that a token needs, after top_k and top_p; 0 is off. "
+        "null: not set here; the default is 0.",
+    )
+    stop: list[str] | None = Field(
+        default=None,
+        description="Strings that end a response, whose text is judged without them. null: not set here; the default "
+        "is none.",
     )
     max_tokens: int | None = Field(
         default=None,
@@ -171,9 +190,19 @@ class Sampling:
     temperature: float
     top_p: float
     max_tokens: int
+    top_k: int = 0
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+
+    def identity(self) -> dict[str, str]:
+        """Return what samples depend on, as text; so no values of k, nor a setting that was off before it was there."""
+        found = {name: str(value) for name, value in asdict(self).items() if name not in ("ks", *LATER)}
+        return found | {name: str(value) for name in LATER if (value := getattr(self, name))}
 
 
-DEFAULTS = Settings(n=64, temperature=1.0, top_p=1.0)
+# Settings that came later; where they are off, nobody names them.
+LATER = ("top_k", "min_p", "stop")
+DEFAULTS = Settings(n=64, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, stop=[])
 
 
 def complete(settings: Settings, longest: int = 1) -> Sampling:
@@ -184,11 +213,20 @@ def complete(settings: Settings, longest: int = 1) -> Sampling:
     """
     whole = settings.over(DEFAULTS)
     assert whole.n is not None and whole.temperature is not None
-    assert whole.top_p is not None
+    assert whole.top_p is not None and whole.top_k is not None and whole.min_p is not None and whole.stop is not None
     ks = parse_ks(whole.k) if whole.k is not None else default_ks(whole.n)
     if max(ks) > whole.n:
         raise UserError(f"{whole.n} samples per problem cannot give pass@{max(ks)}; raise --n or lower --k")
-    return Sampling(whole.n, ks, whole.temperature, whole.top_p, whole.max_tokens or longest)
+    return Sampling(
+        whole.n,
+        ks,
+        whole.temperature,
+        whole.top_p,
+        whole.max_tokens or longest,
+        whole.top_k,
+        whole.min_p,
+        tuple(whole.stop),
+    )
 
 
 def check_suite(name: str) -> None:

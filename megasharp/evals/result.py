@@ -38,6 +38,9 @@ class EvalSetting:
     top_p: float = 1.0
     max_tokens: int | None = None
     identity: Mapping[str, str] = field(default_factory=dict)
+    top_k: int = 0
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,9 @@ class EvalResult:
     max_tokens: int | None = None
     intervals: Mapping[str, Interval] = field(default_factory=dict)
     identity: Mapping[str, str] = field(default_factory=dict)
+    top_k: int = 0
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
 
     @property
     def ks(self) -> tuple[int, ...]:
@@ -181,6 +187,9 @@ def summarize(rows: Sequence[ProblemResult], setting: EvalSetting, seconds: floa
         max_tokens=setting.max_tokens,
         intervals={name: bound for name, bound in zip(table, bounds, strict=True) if bound is not None},
         identity=setting.identity,
+        top_k=setting.top_k,
+        min_p=setting.min_p,
+        stop=setting.stop,
     )
 
 

@@ -20,6 +20,7 @@ from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import completed
 from megasharp.common.formats import read_stamp, stamp
 from megasharp.evals.estimators import Interval
+from megasharp.evals.groups import LATER
 from megasharp.evals.result import EvalResult, GroupResult
 from megasharp.evals.samples import Answers, ProblemResult, TokenFigures
 from megasharp.metrics.parquet import arrow, parquet, write_rows
@@ -65,6 +66,8 @@ def save(result: EvalResult, folder: Path) -> Path:
     with completed(folder / f"{result.suite}.parquet") as temporary:
         write_rows([_record(row) for row in result.rows], _schema(), temporary)
     figures = {field.name: getattr(result, field.name) for field in fields(result) if field.name != "rows"}
+    # Only where they cut something: releases before them read all other results.
+    figures = {name: value for name, value in figures.items() if name not in LATER or value}
     figures = {**stamp("evaluation"), **figures}
     figures["intervals"] = {name: [bound.low, bound.high] for name, bound in result.intervals.items()}
     path = folder / f"{result.suite}.json"
@@ -110,7 +113,9 @@ def load_figures(path: Path) -> EvalResult:
         for name in ("pass_at_k", "maj_at_k"):
             tree[name] = {int(k): value for k, value in tree.get(name, {}).items()}
         tree["intervals"] = {name: Interval(*bounds) for name, bounds in tree.get("intervals", {}).items()}
-        tree["lambdas"] = tuple(tree.get("lambdas", ()))
+        # `top_k`, `min_p` and `stop` were off before they were there.
+        for name in ("lambdas", "stop"):
+            tree[name] = tuple(tree.get(name, ()))
         return EvalResult(**tree, rows=())
     except OSError as error:
         raise UserError(f"{path}: cannot read this evaluation ({one_line(error)})") from error
@@ -159,13 +164,19 @@ def result_lines(result: EvalResult) -> Iterator[str]:
     """Yield a heading, then a line for each metric."""
     yield (
         f"{result.suite} of {result.label}: {result.problems} problems x {result.n} samples, temperature "
-        f"{result.temperature:g}, top-p {result.top_p:g}, at most {result.max_tokens} tokens"
+        f"{result.temperature:g}, top-p {result.top_p:g}{_cuts(result)}, at most {result.max_tokens} tokens"
     )
     if result.left_out:
         yield f"  left out for infra failures: {result.left_out} problems"
     if result.problems < _MANY:
         yield f"  {result.problems} problems are few: the intervals are too narrow (of 10 they cover 86%, not 95%)"
     yield from (f"  {line}" for line in _figures(result.named(), result.intervals))
+
+
+def _cuts(result: EvalResult) -> str:
+    """The settings of sampling that few use."""
+    named = (("top-k", result.top_k), ("min-p", result.min_p), ("stop", [*result.stop]))
+    return "".join(f", {name} {value}" for name, value in named if value)
 
 
 def group_lines(table: GroupResult) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from megasharp.checkpoint.run_folder import write_like_run
@@ -67,9 +67,9 @@ class Asked:
     prompt: str | None = None
 
 
-def settings(n: int | None, k: str | None, top_p: float | None, max_tokens: int | None) -> Settings:
+def settings(**given: object) -> Settings:
     """Validate the settings given on the command line. Raises UserError in one line."""
-    return validate(Settings, {"n": n, "k": k, "top_p": top_p, "max_tokens": max_tokens}, "eval")
+    return validate(Settings, given, "eval")
 
 
 def numbers(temperatures: str | None) -> list[float | None]:
@@ -247,14 +247,12 @@ class _Evaluation:
         return self.root / f"temperature_{short if float(short) == temperature else temperature}"
 
     def _identity(self, planned: Planned) -> dict[str, str]:
-        sampling = asdict(planned.sampling)
-        del sampling["ks"]
         own = own_rewards(self._asked.reward).get(planned.suite.task)
         rule = rule_of(self._asked.reward)
         return {
             "weights": self._weights,
             "problems": digest_of(planned.suite.items)[:_DIGEST],
-            **{name: str(value) for name, value in sampling.items()},
+            **planned.sampling.identity(),
             "seed": str(planned.seed),
             "engine": "inprocess" if self._asked.engines is None else "sglang",
             "timeout_s": f"{self._asked.reward.timeout_s:g}",
@@ -301,6 +299,9 @@ class _Evaluation:
             sampling.top_p,
             sampling.max_tokens,
             self._identity(planned),
+            sampling.top_k,
+            sampling.min_p,
+            sampling.stop,
         )
         return summarize(result.rows, setting, result.seconds)
 
@@ -319,6 +320,9 @@ class _Evaluation:
             max_tokens=sampling.max_tokens,
             seed=planned.seed,
             top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            stop=sampling.stop,
             label=self._model.label,
             step=self._model.step,
             judge=judge,

@@ -136,6 +136,7 @@ def sampling_params(config: RunConfig, stop_token_ids: tuple[int, ...]) -> Sampl
         temperature=config.rollout.temperature,
         top_p=config.rollout.top_p,
         top_k=config.rollout.top_k,
+        min_p=config.rollout.min_p,
         stop_token_ids=stop_token_ids,
     )
 

@@ -48,12 +48,15 @@ IDENTITY = (
     "recipe",
     *(
         f"rollout.{key}"
-        for key in ("engine", "temperature", "top_p", "top_k", "max_staleness", "oversample", "stragglers")
+        for key in ("engine", "temperature", "top_p", "top_k", "min_p", "max_staleness", "oversample", "stragglers")
     ),
     # Resets, stages and the best checkpoint come from a curve of evaluations.
     "eval.prompt",
     "eval.temperature",
     "eval.top_p",
+    "eval.top_k",
+    "eval.min_p",
+    "eval.stop",
     "eval.max_response_tokens",
 )
 _RETENTION = ("log.rollouts.keep_last", "log.rollouts.every", "log.rollouts.tokens_keep_last")

@@ -11,8 +11,8 @@ and `draw` know of a memory network beside the policy.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -29,6 +29,40 @@ READ_AHEAD = 1 / 8
 # Tokens up to which rows begin together. Rows of one age read half as many slots on average and need no mask: for
 # lengths of 12 to 20 refilling took a quarter more time, for lognormal ones (sigma 1, median 64) half as much.
 SHORT = 32
+
+
+Decode = Callable[[Sequence[Sequence[int]]], Sequence[str]]
+
+
+class StopStrings:
+    """Finds the samples whose text has come to one of some strings.
+
+    A string of so many bytes is in the text of at most as many tokens, whatever the tokenizer. A few more are decoded
+    before them, because a decoder may drop a space that begins a text, or need several tokens for a character.
+    """
+
+    _CONTEXT = 4
+
+    def __init__(self, strings: Sequence[str], decode: Decode) -> None:
+        self._strings = strings
+        self._decode = decode
+        self._window = self._CONTEXT + max(len(string.encode()) for string in strings)
+        self._tails: dict[int, deque[int]] = {}
+        self.found: set[int] = set()
+
+    def add(self, samples: Sequence[int], tokens: Sequence[int]) -> list[bool]:
+        """Add each sample's next token, -1 for nobody's; return whether its text holds a string now."""
+        live = [(sample, token) for sample, token in zip(samples, tokens, strict=True) if sample >= 0]
+        for sample, token in live:
+            self._tails.setdefault(sample, deque(maxlen=self._window)).append(token)
+        texts = self._decode([[*self._tails[sample]] for sample, _ in live])
+        held = [any(string in text for string in self._strings) for text in texts]
+        self.found |= {sample for (sample, _), is_held in zip(live, held, strict=True) if is_held}
+        return [sample in self.found for sample in samples]
+
+    def forget(self, sample: int) -> None:
+        """Drop what is kept of a sample that has ended."""
+        self._tails.pop(sample, None)
 
 
 class RowCache(Protocol):
@@ -88,7 +122,8 @@ class Sample:
 class Samples:
     """All drawn tokens, one sample after another: `drawn` holds [T] wherever a `Draw` of one step holds [S].
 
-    Sample `s` has `lengths[s]` of them; `stopped[s]` is true where the last one is a stop token.
+    Sample `s` has `lengths[s]` of them; `stopped[s]` is true where the last one is a stop token, or its text holds a
+    stop string.
     """
 
     drawn: Draw
@@ -102,12 +137,13 @@ def sample_all(
     samples: Sequence[Sample],
     sampling: SamplingParams,
     most_rows: int,
+    strings: StopStrings | None = None,
 ) -> Samples:
     """Draw `samples`, at least one, in their order, at most `most_rows` at once; those of a prompt follow each other.
 
-    Limits of tokens are the samples' own, not that of `sampling`. Tensors are on the CPU.
+    Limits of tokens are the samples' own, not that of `sampling`; stop strings are `strings`'. Tensors are on the CPU.
     """
-    return _Loop(model, prompts, samples, sampling, most_rows).run()
+    return _Loop(model, prompts, samples, sampling, most_rows, strings).run()
 
 
 def row_count(live: int) -> int:
@@ -129,7 +165,9 @@ class _Loop(Generic[Cache]):
         samples: Sequence[Sample],
         sampling: SamplingParams,
         most_rows: int,
+        strings: StopStrings | None = None,
     ) -> None:
+        self._strings = strings
         self._model, self._prompts, self._samples, self._sampling = model, prompts, samples, sampling
         self._most_rows, self._ahead = most_rows, max(1, int(most_rows * READ_AHEAD))
         self._refills = max(sample.limit for sample in samples) > SHORT
@@ -155,6 +193,9 @@ class _Loop(Generic[Cache]):
             self._log.add(drawn, self._sample_S)
             self._positions_S += 1
             ended_S = torch.isin(drawn.tokens_S, self._stops) | (self._positions_S >= self._limits_S)
+            if self._strings is not None:
+                at_string = self._strings.add(self._rows, drawn.tokens_S.tolist())
+                ended_S |= torch.tensor(at_string, device=ended_S.device)
             ended = ended_S.nonzero().squeeze(1).tolist()
             ended = [row for row in ended if self._rows[row] >= 0]
             if not ended:
@@ -162,7 +203,9 @@ class _Loop(Generic[Cache]):
                 continue
             found = self._after(ended, drawn.tokens_S, logits)
             if found is None:
-                return self._log.samples(len(self._samples), self._stops.cpu())
+                return self._log.samples(
+                    len(self._samples), self._stops.cpu(), self._strings.found if self._strings else ()
+                )
             logits = found
 
     def _begin(self) -> Logits:
@@ -184,6 +227,8 @@ class _Loop(Generic[Cache]):
         """
         for row in ended:
             self._unfinished[self._samples[self._rows[row]].prompt] -= 1
+            if self._strings is not None:
+                self._strings.forget(self._rows[row])
             self._rows[row] = -1
         idle = [row for row, number in enumerate(self._rows) if number < 0]
         live = len(self._rows) - len(idle)
@@ -282,8 +327,8 @@ class _Log:
         self._draws.append(drawn)
         self._samples.append(sample_S)
 
-    def samples(self, count: int, stops: Tensor) -> Samples:
-        """Return the tokens of samples `0 .. count - 1`."""
+    def samples(self, count: int, stops: Tensor, at_string: Collection[int] = ()) -> Samples:
+        """Return the tokens of samples `0 .. count - 1`; those `at_string` have stopped, whatever their last token."""
         sample_T = torch.cat(self._samples)
         drawn = join(self._draws, torch.cat).apply(Tensor.cpu)
         # Within a sample the order of steps is kept, and -1 comes first.
@@ -292,4 +337,6 @@ class _Log:
         drawn = drawn.apply(lambda values: values.index_select(0, order))
         lengths = sample_T[order].bincount(minlength=count)
         last = drawn.tokens_S[lengths.cumsum(0) - 1]
-        return Samples(drawn, lengths.tolist(), torch.isin(last, stops).tolist())
+        stopped = torch.isin(last, stops)
+        stopped[list(at_string)] = True
+        return Samples(drawn, lengths.tolist(), stopped.tolist())

@@ -36,10 +36,11 @@ from megasharp.common.records import (
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.hf_folder import read_config
 from megasharp.rollout.inprocess.cache import KeyValueCache
-from megasharp.rollout.inprocess.decode_loop import Sample, Samples, sample_all
+from megasharp.rollout.inprocess.decode_loop import Decode, Sample, Samples, StopStrings, sample_all
 from megasharp.rollout.inprocess.decoder import Decoder, load_slots
 from megasharp.rollout.inprocess.generation import BLOCK_ELEMENTS, Draw, Logits, check_sampling, split
 from megasharp.rollout.streaming import Asked, Ended, in_slices
+from megasharp.tasks.tokenizer import load_tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
 # Rows of an engine that is not told another number: their keys and values are in memory at once.
@@ -234,6 +235,8 @@ class InProcessEngine:
             check_same_vocabulary(model_folder, self._policy, memory_folder, self._memory)
         self._model: Composite | None = Composite(self._policy, self._memory, dtype, device, memory_window)
         self._max_batch = max_batch
+        self._folder = model_folder
+        self._decode: Decode | None = None
         self._version = -1
         self._complete = False
 
@@ -284,8 +287,8 @@ class InProcessEngine:
     def generate(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> list[list[Completion]]:
         """Sample every request; the outer list follows `requests`, the inner one each request's seeds.
 
-        Raises UserError for an empty or too long prompt, a token outside the vocabulary, bad parameters, or logits that
-        are not finite.
+        Stop strings are found with the tokenizer of the model's folder. Raises UserError for an empty or too long
+        prompt, a token outside the vocabulary, bad parameters, logits that are not finite, or no tokenizer.
         """
         if self._model is None or not self._complete:
             raise RuntimeError("the in-process engine holds no complete weights; call load_weights first")
@@ -303,7 +306,7 @@ class InProcessEngine:
         # Without a mu the memory network need not be computed.
         model = self._model if sampling.memory_mu is not None else self._model.policy_alone()
         with torch.inference_mode():
-            found = sample_all(model, prompts, samples, sampling, self._max_batch)
+            found = sample_all(model, prompts, samples, sampling, self._max_batch, self._stop_strings(sampling))
         completions = self._completions(found, [sample.seed for sample in samples])
         done = dict(zip(places, completions, strict=True))
         return [[done[number, index] for index in range(len(request.seeds))] for number, request in enumerate(requests)]
@@ -317,6 +320,13 @@ class InProcessEngine:
     def stream(self, asked: Iterable[Asked], at_once: int) -> Iterator[Iterator[Ended]]:
         """Sample requests as `generate` does, and answer each when its samples have ended."""
         yield in_slices(self.generate, asked, at_once)
+
+    def _stop_strings(self, sampling: SamplingParams) -> StopStrings | None:
+        if not sampling.stop:
+            return None
+        if self._decode is None:
+            self._decode = load_tokenizer(self._folder).decode_batch
+        return StopStrings(sampling.stop, self._decode)
 
     def _check_prompt(self, tokens: tuple[int, ...], max_tokens: int) -> None:
         if not tokens:

@@ -5,9 +5,9 @@ state, so a sample depends on its seed and its logits and on nothing else in the
 
 With a memory network, tokens are drawn from softmax((policy - mu * memory) / T): distribution-level calibration (DLC),
 2601.15609 section 4.2. [PAPER] the subtraction of logits at every token, at rollout only. [DERIVED] that T divides the
-whole difference, and that top-k and top-p cut what comes out of it: the paper gives no order. [OURS] `plausible`, a
-guard that is NOT in the paper: it bars tokens by the policy's own probabilities before the subtraction, which lifts a
-token that the memory finds almost impossible however unlikely the policy finds it.
+whole difference, and that top-k, top-p and min-p cut what comes out of it: the paper gives no order. [OURS]
+`plausible`, a guard that is NOT in the paper: it bars tokens by the policy's own probabilities before the subtraction,
+which lifts a token that the memory finds almost impossible however unlikely the policy finds it.
 """
 
 from __future__ import annotations
@@ -153,6 +153,10 @@ def check_sampling(sampling: SamplingParams) -> None:
         raise UserError(f"sampling.top_p is {sampling.top_p}; it must be in (0, 1]")
     if sampling.top_k < 0:
         raise UserError(f"sampling.top_k is {sampling.top_k}; it must be 0 (off) or above")
+    if not 0.0 <= sampling.min_p <= 1.0:
+        raise UserError(f"sampling.min_p is {sampling.min_p}; it must be in [0, 1]")
+    if not all(sampling.stop):
+        raise UserError("sampling.stop holds an empty string; leave it out")
     if sampling.record_top is not None and sampling.record_top < 1:
         raise UserError(f"sampling.record_top is {sampling.record_top}; it must be at least 1")
     if sampling.memory_mu is not None and not 0.0 <= sampling.memory_mu < float("inf"):
@@ -174,9 +178,9 @@ def draw(logits: Logits, seeds_S: Tensor, positions: Tensor | int, sampling: Sam
     """Draw response token number `positions` of every row; `seeds_S` int64 [S], as `positions` where it is a tensor.
 
     `policy_logp` and `memory_logp` are each network's own at the sampling temperature over the whole vocabulary.
-    `sampler_logp` is that of the distribution drawn from: after the memory's subtraction, the plausibility guard, top-k
-    and then top-p, with what is left renormalised. Greedy takes the largest (policy - mu * memory); log-probs are then
-    at temperature 1, without top-k and top-p.
+    `sampler_logp` is that of the distribution drawn from: after the memory's subtraction, the plausibility guard,
+    top-k, top-p and then min-p, with what is left renormalised. Greedy takes the largest (policy - mu * memory);
+    log-probs are then at temperature 1, without truncation.
     """
     rows, vocabulary = logits.policy_SV.shape
     step = max(1, BLOCK_ELEMENTS // vocabulary)
@@ -239,7 +243,7 @@ def _least_plausible(policy_SV: Tensor, guard: Plausible) -> Tensor:
 def _choose(logp_SV: Tensor, uniform_S: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
     """One token per row from `logp_SV`, and the log-prob it was drawn with."""
     greedy = sampling.temperature == 0.0
-    truncated = sampling.top_p < 1.0 or 0 < sampling.top_k < logp_SV.shape[1]
+    truncated = sampling.top_p < 1.0 or 0 < sampling.top_k < logp_SV.shape[1] or sampling.min_p > 0.0
     if truncated and not greedy:
         return _choose_truncated(logp_SV, uniform_S, sampling)
     tokens_S = logp_SV.argmax(dim=-1) if greedy else _invert(logp_SV.exp().cumsum(dim=-1), uniform_S)
@@ -251,9 +255,12 @@ def _choose_truncated(logp_SV: Tensor, uniform_S: Tensor, sampling: SamplingPara
     ranked_SV, token_of_rank_SV = logp_SV.sort(dim=-1, descending=True, stable=True)
     if sampling.top_k:
         ranked_SV = ranked_SV[:, : sampling.top_k]
-    cumulative_SV = ranked_SV.exp().cumsum(dim=-1)
+    probs_SV = ranked_SV.exp()
+    cumulative_SV = probs_SV.cumsum(dim=-1)
     before_SV = torch.cat([torch.zeros_like(cumulative_SV[:, :1]), cumulative_SV[:, :-1]], dim=-1)
     kept_SV = before_SV < sampling.top_p * cumulative_SV[:, -1:]
+    if sampling.min_p:
+        kept_SV &= probs_SV >= sampling.min_p * probs_SV[:, :1]
     # Past the last kept rank the sum stays flat, so the inversion cannot land there.
     cumulative_SV = cumulative_SV.where(kept_SV, 0.0).cummax(dim=-1).values
     rank_S = _invert(cumulative_SV, uniform_S)

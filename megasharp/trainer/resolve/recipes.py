@@ -119,7 +119,12 @@ def correction_notes(config: RunConfig, recipes: RecipeSchedule) -> list[str]:
 
 def _corrections(config: RunConfig, named: Sequence[str], recipe: Recipe) -> list[str]:
     rollout = config.rollout
-    shifting = {"dlc": recipe.needs.memory is not None, "top_p": rollout.top_p < 1.0, "top_k": rollout.top_k > 0}
+    shifting = {
+        "dlc": recipe.needs.memory is not None,
+        "top_p": rollout.top_p < 1.0,
+        "top_k": rollout.top_k > 0,
+        "min_p": rollout.min_p > 0.0,
+    }
     shift = " and ".join(name for name, there in shifting.items() if there)
     behind = f"tokens up to {rollout.max_staleness} version(s) old"
     notes = []

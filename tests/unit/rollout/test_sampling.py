@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from cases import each_case
@@ -31,6 +32,50 @@ def test_ties_at_the_cut_keep_exactly_k_tokens() -> None:
     assert set(drawn.tokens_S.tolist()) == {0, 1}
     assert torch.allclose(drawn.sampler_logp_S, torch.tensor(0.5).log())
     assert torch.allclose(drawn.policy_logp_S, torch.tensor(1 / 6).log())
+
+
+def drawn_in_numpy(probs: np.ndarray, params: SamplingParams, uniform: float) -> tuple[int, float]:
+    """A token and its log-prob, cut step by step with renormalisation after each; there are no ties."""
+    alive = {int(token): float(probs[token]) for token in np.argsort(-probs)}
+    if params.top_k:
+        alive = dict(list(alive.items())[: params.top_k])
+    total, before, nucleus = sum(alive.values()), 0.0, {}
+    for token, share in alive.items():
+        if before / total < params.top_p:
+            nucleus[token] = share
+        before += share
+    largest = max(nucleus.values()) / sum(nucleus.values())
+    alive = {
+        token: share for token, share in nucleus.items() if share / sum(nucleus.values()) >= params.min_p * largest
+    }
+    tokens, shares = list(alive), np.array(list(alive.values())) / sum(alive.values())
+    place = int(np.searchsorted(np.cumsum(shares), uniform, side="right"))
+    return tokens[place], float(np.log(shares[place]))
+
+
+@each_case(
+    "params",
+    [
+        SamplingParams(1, min_p=0.2),
+        SamplingParams(1, 0.6, min_p=0.05, top_k=9),
+        SamplingParams(1, 1.4, min_p=0.1, top_p=0.7, top_k=8),
+        SamplingParams(1, 1.4, min_p=0.05, top_p=0.8, memory_mu=0.5),
+        SamplingParams(1, 1.0, top_p=0.7, top_k=50),
+    ],
+    ids=str,
+)
+def test_truncation_is_that_of_numpy(params: SamplingParams) -> None:
+    """Top-k, top-p and min-p in this order, after the memory's subtraction, by their definitions in float64."""
+    generator = torch.Generator().manual_seed(11)
+    policy, memory = (2 * torch.randn(300, 60, generator=generator, dtype=torch.float64) for _ in range(2))
+    drawn = draw(Logits(policy, memory), torch.arange(300), 2, params)
+    logits = (policy - (params.memory_mu or 0.0) * memory).numpy() / params.temperature
+    probs = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probs /= probs.sum(axis=1, keepdims=True)
+    uniforms = module.uniforms(torch.arange(300), 2).tolist()
+    want = [drawn_in_numpy(row, params, uniform) for row, uniform in zip(probs, uniforms, strict=True)]
+    assert drawn.tokens_S.tolist() == [token for token, _ in want]
+    assert drawn.sampler_logp_S.tolist() == pytest.approx([logp for _, logp in want], abs=1e-6)
 
 
 @each_case(

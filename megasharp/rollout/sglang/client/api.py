@@ -85,6 +85,10 @@ def _sampling(sampling: SamplingParams, begun: int, limits: Limits | None) -> di
         "stop_token_ids": list(sampling.stop_token_ids),
         "skip_special_tokens": False,
     }
+    if sampling.min_p:
+        fields["min_p"] = sampling.min_p
+    if sampling.stop:
+        fields["stop"] = list(sampling.stop)
     custom: dict[str, float] = {"begun": begun} if begun else {}
     if sampling.record_top is not None:
         custom["candidates"] = sampling.record_top
@@ -123,9 +127,8 @@ def _completion(item: Json, seed: int, sampling: SamplingParams, owner: str) -> 
     spans = tuple(_spans(meta, count, owner))
     version = spans[-1].version if spans else -1
     with_memory = sampling.memory_mu is not None
-    truncated = sampling.top_p < 1.0 or sampling.top_k > 0
     # SGLang's own log-prob is the policy's at the temperature: the sampler's only where nothing changed the logits.
-    sampler = meta["sampler_logprob"] if with_memory or truncated else meta.get("sampler_logprob", standard)
+    sampler = meta["sampler_logprob"] if with_memory or sampling.truncates else meta.get("sampler_logprob", standard)
     policy = meta["policy_logprob"] if with_memory else meta.get("policy_logprob", standard)
     return Completion(
         tokens=tokens,
@@ -147,7 +150,7 @@ def _needed(sampling: SamplingParams) -> set[str]:
     candidates = set() if sampling.record_top is None else {"policy_entropy"}
     if sampling.memory_mu is not None:
         return candidates | {"sampler_logprob", "policy_logprob", "memory_logprob", "argmax_moved", "calibration_kl"}
-    return candidates | ({"sampler_logprob"} if sampling.top_p < 1.0 or sampling.top_k > 0 else set())
+    return candidates | ({"sampler_logprob"} if sampling.truncates else set())
 
 
 def _logp(whose: str, values: Sequence[float | None], count: int, version: int) -> Tensor:

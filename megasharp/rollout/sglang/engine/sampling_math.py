@@ -1,8 +1,8 @@
 """The arithmetic of drawing tokens: the memory's subtraction, truncation, the draw and the log-probs. Pure torch.
 
 The order is that of `megasharp.rollout.inprocess.generation`: the memory's logits times mu are subtracted, the guard
-bars tokens by the policy's own probabilities, the difference is divided by the temperature, and top-k, then top-p, cut
-what comes out. top-p is a share of what top-k left, which SGLang's own sampling does not renormalise.
+bars tokens by the policy's own probabilities, the difference is divided by the temperature, and top-k, top-p and then
+min-p cut what comes out. top-p is a share of what top-k left, which SGLang's own sampling does not renormalise.
 
 `MemoryLogits` is where the memory network's forward leaves its logits for the sampler, in each process of an engine:
 one buffer for the engine's whole life, because a CUDA graph writes where it wrote when it was captured.

@@ -39,6 +39,7 @@ def logits() -> tuple[Tensor, Tensor]:
         SamplingParams(1, temperature=0.7, memory_mu=0.4),
         SamplingParams(1, temperature=1.3, memory_mu=0.9, plausible=Plausible(min_p=0.1)),
         SamplingParams(1, memory_mu=0.5, top_p=0.8),
+        SamplingParams(1, temperature=1.2, memory_mu=0.5, top_p=0.9, top_k=12, min_p=0.06),
         SamplingParams(1, temperature=0.6, memory_mu=0.2, top_k=7, top_p=0.6, plausible=Plausible(min_p=0.05)),
         SamplingParams(1, memory_mu=0.0, plausible=Plausible(min_p=1.0)),
         SamplingParams(1, temperature=1.3, memory_mu=0.9, plausible=Plausible(top_k=5)),
@@ -58,8 +59,9 @@ def test_same_tokens_and_log_probs_as_in_process(sampling: SamplingParams) -> No
     calibrated = subtract_memory(policy, memory, columns, temperature)
     probs = (calibrated / temperature).softmax(-1)
     top_k = torch.full((ROWS,), sampling.top_k or VOCABULARY)
-    kept, tokens_by_rank = truncate(probs, top_k, torch.full((ROWS,), sampling.top_p), torch.zeros(ROWS))
-    if sampling.top_k or sampling.top_p < 1:
+    top_p, min_p = torch.full((ROWS,), sampling.top_p), torch.full((ROWS,), asked.get("min_p", 0.0))
+    kept, tokens_by_rank = truncate(probs, top_k, top_p, min_p)
+    if sampling.truncates:
         ranks = draw(kept, uniforms(seeds, 5))
         tokens = tokens_by_rank.gather(1, ranks[:, None])[:, 0]
         logp = kept.gather(1, ranks[:, None])[:, 0].log() - kept.sum(-1).log()
