@@ -28,6 +28,23 @@ CUT = "\u2026"
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _MARKER = r"(?:\banswer is|\banswer:|####)"
+# Signs and words between boxes that are one answer, or a choice.
+_BETWEEN = re.compile(
+    r"(?:[\s,;:$*&\uff0c\u3001]|\\[()\[\],;: ]|\\q?quad\b|\band\b|\\text\{\s*and\s*\}|\u548c"
+    r"|(?P<or>\bor\b|\\text\{\s*or\s*\}|\u6216))*",
+    re.IGNORECASE,
+)
+# Words behind an answer that take it back, and words behind those that stand by it.
+_TAKEN_BACK = re.compile(
+    r"\bI (?:give up\b|(?:can ?not|can't|could not|am unable to|am not able to) (?:determine|solve|find|answer|tell"
+    r"|decide|finish)|(?:do not|don't) know)|\b(?:that|this|it|which|(?:the|my) (?:answer|result))(?: answer| result)?"
+    r"(?: is|'s| was| must be| seems| looks) (?:wrong|incorrect|not (?:right|correct)|a mistake|mistaken)\b"
+    r"|\bscratch that\b|\u6211\u653e\u5f03|\u8fd9(?:\u662f)?\u4e0d\u5bf9|\u7b54\u6848(?:\u662f)?\u9519",
+    re.IGNORECASE,
+)
+_STOOD_BY = re.compile(
+    r"(?<!not )\b(?:right|correct|holds|stands|confirmed|fine)\b|\u6ca1\u9519|(?<!\u4e0d)\u6b63\u786e", re.IGNORECASE
+)
 # The words must be on one line; what follows them may be bold or quoted, and ends where they are said again. Where a
 # colon, a star or `####` ends their line, it is the next line with anything on it.
 _STATED = re.compile(rf"{_MARKER}(?:[ \t*:]*(?<=[:*#])[ \t]*\n\s*)?[ \t*:]*((?:(?!{_MARKER})[^\n])*)", re.IGNORECASE)
@@ -61,6 +78,37 @@ def last_box(text: str) -> str | None:
         kept.append(text[begin:start])
         begin = after
     return "".join([*kept, text[begin:end]]).strip()
+
+
+def joined_boxes(text: str) -> tuple[list[str], bool]:
+    r"""Return the contents of the last boxes that only commas, "and" or "or" part, and if an "or" is among these.
+
+    Example: `joined_boxes(r"\boxed{1}; thus \boxed{2}, \boxed{3} and $\boxed{4}$")` is `(["2", "3", "4"], False)`.
+    """
+    text = ending(text)
+    outer: list[tuple[int, int, int]] = []
+    for closed in _closed_boxes(text):
+        while outer and closed[0] < outer[-1][0]:
+            outer.pop()
+        outer.append(closed)
+    run: list[tuple[int, int, int]] = []
+    hedged = False
+    for closed in reversed(outer):
+        between = _BETWEEN.fullmatch(text, closed[2] + 1, run[-1][0]) if run else None
+        if run and between is None:
+            break
+        hedged = hedged or bool(between and between["or"])
+        run.append(closed)
+    return [last_box(text[start : end + 1]) or "" for start, _, end in reversed(run)], hedged
+
+
+def taken_back(after: str) -> bool:
+    """Return whether the words after an answer take it back, and do not stand by it in the end.
+
+    Example: `taken_back(" Wait, that is wrong. I give up.")` is True, `taken_back(" I know that it is right.")` False.
+    """
+    last = max((match.end() for match in _TAKEN_BACK.finditer(ending(after))), default=None)
+    return last is not None and not _STOOD_BY.search(ending(after), last)
 
 
 def last_tag(text: str, name: str = "answer") -> str | None:

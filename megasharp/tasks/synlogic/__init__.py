@@ -21,10 +21,10 @@ from pathlib import Path
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
-from megasharp.tasks.extraction import check_names, name_of, read_objects, text_field
+from megasharp.tasks.extraction import check_names, name_of, read_objects, taken_back, text_field
 from megasharp.tasks.judge import TaskItem
-from megasharp.tasks.synlogic import equations, filling, latin, placing, texts
-from megasharp.tasks.synlogic.finding import final_part
+from megasharp.tasks.synlogic import boxed, equations, filling, latin, placing, texts
+from megasharp.tasks.synlogic.finding import final_part, words_after
 from megasharp.tasks.synlogic.game import Check, Game, GameError, read_game
 from megasharp.tasks.synlogic.literals import UnreadableError
 
@@ -34,7 +34,7 @@ CHECKERS: dict[str, Callable[[Game], Check]] = {
     "arc_agi": texts.arc_agi,
     "arc_agi_2": texts.arc_agi,
     "arrow_maze": filling.arrow_maze,
-    "boolean_expressions": texts.boolean_expressions,
+    "boolean_expressions": boxed.boolean_expressions,
     "buggy_tables": texts.buggy_tables,
     "calcudoko": latin.calcudoko,
     "campsite": placing.campsite,
@@ -52,19 +52,19 @@ CHECKERS: dict[str, Callable[[Game], Check]] = {
     "norinori": placing.norinori,
     "number_wall": filling.number_wall,
     "numbrix": filling.numbrix,
-    "object_counting": texts.object_number,
-    "object_properties": texts.object_number,
+    "object_counting": boxed.object_number,
+    "object_properties": boxed.object_number,
     "operation": equations.operation,
     "skyscraper_puzzle": latin.skyscraper_puzzle,
-    "space_reasoning": texts.space_reasoning,
-    "space_reasoning_tree": texts.space_reasoning_tree,
+    "space_reasoning": boxed.space_reasoning,
+    "space_reasoning_tree": boxed.space_reasoning_tree,
     "star_placement_puzzle": placing.star_placement_puzzle,
     "sudoku": latin.sudoku,
     "survo": filling.survo,
     "time_sequence": texts.time_sequence,
     "web_of_lies": texts.web_of_lies,
-    "word_sorting": texts.word_sorting,
-    "word_sorting_mistake": texts.word_sorting_mistake,
+    "word_sorting": boxed.word_sorting,
+    "word_sorting_mistake": boxed.word_sorting_mistake,
     "wordscapes": filling.wordscapes,
     "zebra_puzzle": texts.zebra_puzzle,
 }
@@ -146,7 +146,10 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
     assert isinstance(answer, SynLogicAnswer)
     check = checker(answer)
     try:
-        finding = check(final_part(text))
+        part = final_part(text)
+        if taken_back(words_after(part)):
+            raise UnreadableError("the answer is taken back")
+        finding = check(part)
     except UnreadableError as error:
         return Verdict(Outcome.FORMAT, 0.0, None, str(error))
     outcome = Outcome.CORRECT if finding.right else Outcome.WRONG

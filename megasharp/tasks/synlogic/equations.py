@@ -17,7 +17,7 @@ MAX_CHARACTERS = 200
 _SIGNS = frozenset("+-*/%")
 _ARITHMETIC = re.compile(r"(?:0|[1-9][0-9]{0,8})(?![0-9])|[-+*/%()]")
 _IN_BRACKETS = re.compile(r"\[\[([^\[\]]*)\]\]")
-_EQUATION = re.compile(r"[0-9]{1,20}(?: *[-+*] *[0-9]{1,20})+ *= *-?[0-9]{1,40}")
+_EQUATION = re.compile(r"[0-9]{1,20}(?: *[-+*] *[0-9]{1,20})+ *= *-?[0-9]{1,40}(?![0-9\u2026])")
 
 
 def mathador(game: Game) -> Check:

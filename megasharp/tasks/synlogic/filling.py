@@ -193,7 +193,10 @@ def survo(game: Game) -> Check:
 
 
 def wordscapes(game: Game) -> Check:
-    """Letters where the grid says `X`, nothing where it says `0`; each word stands in a row, or in a column."""
+    """A letter where the grid says `X`, nothing where it says `0`; each word stands in a row, or in a column.
+
+    SynLogic's checker joins what the cells hold, be they letters or words; its prompt asks for letters, and so do we.
+    """
     layout = _rectangle(game, "grid")
     across, down = ([word.lower() for word in game.texts(name) if word] for name in ("across_words", "down_words"))
 
@@ -203,9 +206,8 @@ def wordscapes(game: Game) -> Check:
         if shape(grid) != shape(layout):
             return Finding(spelled(grid), False)
         fits = all(
-            bool(cell) == (wanted == "X")
+            len(cell) <= 1 and (bool(cell) == (wanted == "X") or wanted not in ("X", "0"))
             for wanted, cell in zip(_flat(layout), _flat(blank), strict=True)
-            if wanted in ("X", "0")
         )
         rows, columns = ["".join(row) for row in blank], ["".join(column) for column in zip(*blank, strict=True)]
         right = fits and all(

@@ -12,16 +12,33 @@ from contextlib import suppress
 from typing import TypeVar
 
 from megasharp.tasks.extraction import ending, last_box, last_tag
+from megasharp.tasks.synlogic.game import Check, Finding, GameError
 from megasharp.tasks.synlogic.literals import MAX_CHARACTERS, UnreadableError, read_literal, whole_numbers
 
 T = TypeVar("T")
 
+# Full-width signs of East Asian keyboards, and the minus sign.
+_WIDE = {wide: wide - 0xFEE0 for wide in range(0xFF01, 0xFF5F)} | {0x3000: " ", 0x2212: "-"}
+# Answers that say that there is no mistake.
+NO_MISTAKE = re.compile("no|none|no (?:mistakes?|errors?)|all correct|\u65e0\u95ee\u9898|\u65e0\u9519\u8bef")
+
 # Number of bracketed values that are tried, from the last one on: a remark in parentheses may follow the answer.
 MAX_TRIES = 16
+# Signs before such a value that are read for what it is said to be.
+NEAR = 60
+MAX_LENGTH = 2_000
 
 _FENCE = re.compile(r"```[A-Za-z]*[ \t]*\n?(.*?)```", re.DOTALL)
 _ASSIGNED = re.compile(r"\s*[A-Za-z_]\w*\s*=\s*")
 _CLOSING = {"]": "[", ")": "(", "}": "{"}
+# Words right before a bracketed value that say what else it is.
+_SOMETHING_ELSE = re.compile(
+    r"(?:\bnot|\b(?:input|given|original|initial|starting|puzzle|question)(?:'s)?"
+    r"(?:\s+(?:grid|board|matrix|puzzle|list|one|values?))?(?:\s+(?:is|was|being))?\s*[:=]?)[\s*`$]*$",
+    re.IGNORECASE,
+)
+# Signs that end an answer: what follows the last of them is words about it.
+_ENDS = re.compile(r"[\]})]|```|\*\*")
 
 
 def final_part(text: str) -> str:
@@ -34,6 +51,33 @@ def final_part(text: str) -> str:
     if tagged is None and not after.strip():
         raise UnreadableError("no answer")
     return after if tagged is None else tagged
+
+
+def narrow(text: str) -> str:
+    """The text with full-width signs as ASCII has them. Example: `narrow("\uff17\uff0c8")` is `7,8`."""
+    return text.translate(_WIDE)
+
+
+def words_after(text: str) -> str:
+    """What follows the last bracket, brace, fence or bold sign of a response; empty where there is none of these."""
+    signs = [match.end() for match in _ENDS.finditer(text)]
+    return text[signs[-1] :] if signs else ""
+
+
+def compared(reference: str, read: Callable[[str], str], spell: Callable[[str], str]) -> Check:
+    """Make a checker that compares the answer that is read with the reference, both spelled alike."""
+    wanted = spell(reference)
+    if not wanted:
+        raise GameError("'answer' must hold the reference answer")
+
+    def check(text: str) -> Finding:
+        written = read(text)
+        given = spell(written) if len(written) <= MAX_CHARACTERS else ""
+        if not given or len(given) > MAX_LENGTH:
+            raise UnreadableError("no answer, or too long a one")
+        return Finding(given, given == wanted)
+
+    return check
 
 
 def last_block(text: str) -> str | None:
@@ -53,17 +97,17 @@ def box(text: str) -> str:
 def last_value(text: str, read: Callable[[str], T]) -> T:
     """Read, by `read`, the last fenced block, or else the last bracketed text that it can read.
 
-    Raises UnreadableError where it can read neither.
+    A bracketed text that is called the input, the given grid or the like, or follows "not", is none. Raises
+    UnreadableError where it can read neither.
     """
     block = last_block(text)
     if block is not None:
         with suppress(UnreadableError):
             return read(block)
-    for written in _bracketed(text):
-        try:
-            return read(written)
-        except UnreadableError:
-            continue
+    for start, written in _bracketed(text):
+        if not _SOMETHING_ELSE.search(text, max(start - NEAR, 0), start):
+            with suppress(UnreadableError):
+                return read(written)
     raise UnreadableError("no value of the form that is asked for")
 
 
@@ -84,8 +128,8 @@ def _rows(text: str) -> list[list[int]]:
         return whole_numbers(rows)
 
 
-def _bracketed(text: str) -> Iterator[str]:
-    """Texts in brackets, outermost ones, the last one first."""
+def _bracketed(text: str) -> Iterator[tuple[int, str]]:
+    """Texts in brackets, each with its place, outermost ones, the last one first."""
     end = len(text)
     for _ in range(MAX_TRIES):
         end = max(text.rfind(sign, 0, end) for sign in _CLOSING)
@@ -93,7 +137,7 @@ def _bracketed(text: str) -> Iterator[str]:
             return
         start = _opened(text, end)
         if start is not None:
-            yield text[start : end + 1]
+            yield start, text[start : end + 1]
             end = start
 
 

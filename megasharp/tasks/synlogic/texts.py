@@ -4,64 +4,32 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 
-from megasharp.tasks.synlogic.finding import box, last_block, last_value
+from megasharp.tasks.synlogic.finding import MAX_LENGTH, NO_MISTAKE, compared, last_block, last_value, narrow
 from megasharp.tasks.synlogic.game import Check, Finding, Game, GameError, spelled
-from megasharp.tasks.synlogic.literals import Literal, UnreadableError, read_literal, whole_numbers, words
-
-MAX_LENGTH = 2_000
+from megasharp.tasks.synlogic.literals import (
+    MAX_CHARACTERS,
+    Literal,
+    UnreadableError,
+    read_literal,
+    whole_numbers,
+    words,
+)
 
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
-_TWO_DECIMALS = re.compile(r"-?[0-9]{1,18}\.[0-9]{2}(?![0-9])")
+# A number with a point; where two decimals follow it and no more, they are a group of their own.
+_DECIMAL = re.compile(r"(?:(?<![0-9)])-)?[0-9][0-9,]{0,30}\.(?:(?P<decimals>[0-9]{2})(?![0-9\u2026])|[0-9]*)")
+_THOUSANDS = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+\.[0-9]*")
+_IN_A_ROW = re.compile(r"(?:[ \t,;/$*&]|\b(?:or|and)\b|\u6216|\u548c)*", re.IGNORECASE)
 _IN_BRACKETS = re.compile(r"\[([^\[\]]*)\]\.?")
-_NO_MISTAKE = frozenset({"", "no", "none", "no error", "no errors", "no mistakes", "all correct", "无问题", "无错误"})
-_TRUTHS = re.compile(r"(?P<true>\b(?:yes|true|truth)\b|是)|(?P<false>\b(?:no|false|lie)\b|否)")
-_ANSWER_IS = re.compile(r"(?:the answer is|\u7b54\u6848\u662f)[ :\uff1a=]*([^\n]*)", re.IGNORECASE)
-
-
-def _same(reference: str, read: Callable[[str], str], spell: Callable[[str], str]) -> Check:
-    """Make a checker that compares the answer that is read with the reference, both spelled alike."""
-    wanted = spell(reference)
-    if not wanted:
-        raise GameError("'answer' must hold the reference answer")
-
-    def check(text: str) -> Finding:
-        given = spell(read(text))
-        if not given or len(given) > MAX_LENGTH:
-            raise UnreadableError("no answer, or too long a one")
-        return Finding(given, given == wanted)
-
-    return check
-
-
-def boolean_expressions(game: Game) -> Check:
-    """In a box, the letters of the true expressions, in any order."""
-    return _same(game.answer, box, lambda text: "".join(sorted(set(re.findall("[a-z]", text.lower())))))
-
-
-def space_reasoning(game: Game) -> Check:
-    """In a box, the name of a place; capital letters do not count."""
-    return _same(game.answer, box, lambda text: text.strip().lower())
-
-
-def space_reasoning_tree(game: Game) -> Check:
-    """In a box, names of places in any order, commas between them."""
-    return _same(game.answer, box, lambda text: ",".join(sorted(set(_list(text)))))
-
-
-def word_sorting(game: Game) -> Check:
-    """In a box, words in order, commas between them."""
-    return _same(game.answer, box, lambda text: ",".join(_list(text)))
-
-
-def _list(text: str) -> list[str]:
-    return [each for each in re.sub(r"\s", "", text.replace("\uff0c", ",")).split(",") if each]
-
-
-def object_number(game: Game) -> Check:
-    """In a box, a whole number: `object_counting` and `object_properties`."""
-    return _same(game.answer, lambda text: _whole(box(text)), _whole)
+_TRUTHS = re.compile(
+    r"(?P<false>\b(?:no|false|lies?)\b|\u5426|\u4e0d\u662f|\u662f?(?:\u5047\u8bdd?|\u8c0e\u8bdd))"
+    r"|(?P<true>\b(?:yes|true|truth)\b|\u662f?\u771f\u8bdd?|\u662f)"
+)
+_DENIED = re.compile(r"\bnot\b|n't\b", re.IGNORECASE)
+_BOLD = re.compile(r"[\s,\uff0c\u3001]*(?:and\s+)?\*\*([^*\n]+)\*\*")
+_ANSWER_IS = re.compile(r"(?:the answer is|\u7b54\u6848\u662f)[ :\uff1a=]*", re.IGNORECASE)
+_SENTENCE = re.compile(r"[^\n.!\u3002]*")
 
 
 def _whole(text: str) -> str:
@@ -69,20 +37,29 @@ def _whole(text: str) -> str:
     return str(int(text)) if _NUMBER.fullmatch(text.strip()) else ""
 
 
-def word_sorting_mistake(game: Game) -> Check:
-    """In a box, the number of the thought with the first mistake, or `No`, which a missing answer stands for too."""
-    reference = "no" if game.answer in ("null", "") else game.answer
-    return _same(reference, box, lambda text: _whole(text) or text.strip().lower())
-
-
 def buggy_tables(game: Game) -> Check:
-    """The last number with two decimals, with any text around it, or else the whole final part."""
+    """The last number with two decimals, with any text around it, or else the whole final part.
 
-    def spell(text: str) -> str:
-        found = _TWO_DECIMALS.findall(text)
-        return str(found[-1]) if found else text.strip()
+    Of several numbers in a row, `14.50, 5.25` or `14.50 or 5.25`, none is the answer.
+    """
+    return compared(game.answer, lambda text: text[-MAX_CHARACTERS:], _two_decimals)
 
-    return _same(game.answer, lambda text: text, spell)
+
+def _two_decimals(text: str) -> str:
+    plain = narrow(text)
+    found = [match for match in _DECIMAL.finditer(plain) if match["decimals"]]
+    if not found:
+        return plain.strip()
+    values = [_grouped(match[0]) for match in found]
+    at = len(found) - 1
+    while at and _IN_A_ROW.fullmatch(plain, found[at - 1].end(), found[at].start()):
+        at -= 1
+    return " or ".join(dict.fromkeys(values[at:]))
+
+
+def _grouped(number: str) -> str:
+    """A number without commas of thousands; of another list of digits, what follows its last comma."""
+    return number.replace(",", "") if _THOUSANDS.fullmatch(number) else number.rpartition(",")[2]
 
 
 def cipher(game: Game) -> Check:
@@ -103,12 +80,12 @@ def cipher(game: Game) -> Check:
             raise UnreadableError("nothing between [[ and ]]")
         return written[start : end + 2]
 
-    return _same(game.answer, read, spell)
+    return compared(game.answer, read, spell)
 
 
 def dyck_language(game: Game) -> Check:
     """The whole sequence of brackets, completed; spaces and quotes around it do not count."""
-    return _same(game.text("full_sequence"), lambda text: text, lambda text: re.sub(r"[\s\"'`]", "", text))
+    return compared(game.text("full_sequence"), lambda text: text, lambda text: re.sub(r"[\s\"'`]", "", text))
 
 
 def dyck_language_errors(game: Game) -> Check:
@@ -120,7 +97,7 @@ def dyck_language_errors(game: Game) -> Check:
     if not isinstance(valid, bool):
         raise GameError("metadata's 'is_valid' must be true or false")
     reference = "-1" if valid else str(game.whole("first_error_pos"))
-    return _same(reference, lambda text: text, _whole)
+    return compared(reference, lambda text: text, _whole)
 
 
 def dyck_language_reasoning_errors(game: Game) -> Check:
@@ -130,7 +107,7 @@ def dyck_language_reasoning_errors(game: Game) -> Check:
     def check(text: str) -> Finding:
         bare = text.strip().lower().replace("\uff0c", ",")
         listed = (_IN_BRACKETS.fullmatch(bare) or [bare, bare])[1].strip()
-        numbers = [] if listed in _NO_MISTAKE else [_whole(each) for each in listed.split(",")]
+        numbers = [] if not listed or NO_MISTAKE.fullmatch(listed) else [_whole(each) for each in listed.split(",")]
         if "" in numbers or len(listed) > MAX_LENGTH:
             raise UnreadableError("not numbers with commas between them")
         given = sorted({int(each) for each in numbers})
@@ -140,20 +117,36 @@ def dyck_language_reasoning_errors(game: Game) -> Check:
 
 
 def web_of_lies(game: Game) -> Check:
-    """Yes or no for each person that is asked about, in order, after the last "the answer is", or else in the end."""
+    """Yes or no for each person that is asked about, in order, after the last "the answer is", or else in the end.
+
+    Bold words there are the answer, or else all words up to the sentence's end; "not" leaves none.
+    """
     wanted = _truths(game.answer)
     if not wanted:
         raise GameError("'answer' must hold yes or no for each person")
 
     def check(text: str) -> Finding:
-        stated = _ANSWER_IS.findall(text)
-        lines = [line for line in text.splitlines() if line.strip()]
-        given = _truths(stated[-1] if stated else lines[-1] if lines else "")
+        given = _truths(_stated(text))
         if not given:
             raise UnreadableError("neither yes nor no in the answer")
         return Finding(",".join("yes" if true else "no" for true in given), given == wanted)
 
     return check
+
+
+def _stated(text: str) -> str:
+    """The bold words that follow the last "the answer is", or its sentence; without these words, of the last line."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    places = [match.end() for match in _ANSWER_IS.finditer(text)]
+    said = text[places[-1] :] if places else lines[-1] if lines else ""
+    bold: list[str] = []
+    at = 0 if places else max(said.find("**"), 0)
+    while match := _BOLD.match(said, at):
+        bold.append(match[1])
+        at = match.end()
+    sentence = _SENTENCE.match(said)
+    whole = said if not places or sentence is None else sentence[0]
+    return "" if not bold and (_DENIED.search(whole) or whole.endswith("\u2026")) else ",".join(bold) or whole
 
 
 def _truths(text: str) -> list[bool]:
