@@ -238,6 +238,8 @@ def saves_wait() -> Iterator[None]:
         yield
     finally:
         _State.at_once = before
+    if before and not _State.holds:
+        check_save()
     if before:
         check_save()
 

@@ -30,6 +30,33 @@ Generate = Callable[[Sequence[GenerateRequest], SamplingParams], list[list[Compl
 _LOOK_S = 1.0
 
 
+class Feed:
+    """Requests in order, as there is room for their samples: at most `at_once`, or one larger request alone."""
+
+    def __init__(self, asked: Iterable[Asked], at_once: float) -> None:
+        self._unsent = enumerate(asked)
+        self._next: tuple[int, Asked] | None = None
+        self._at_once = at_once
+        self._sizes: dict[int, int] = {}
+        self._samples = 0
+
+    def fresh(self) -> Iterator[tuple[int, Asked]]:
+        """Yield those that there is room for, with their places."""
+        while (following := self._next or next(self._unsent, None)) is not None:
+            self._next = following
+            place, (request, _) = following
+            if self._sizes and self._samples + len(request.seeds) > self._at_once:
+                return
+            self._next = None
+            self._sizes[place] = len(request.seeds)
+            self._samples += len(request.seeds)
+            yield following
+
+    def ended(self, place: int) -> None:
+        """Make room: a request was answered."""
+        self._samples -= self._sizes.pop(place)
+
+
 class Takes(Protocol):
     """An engine that takes requests one by one."""
 
@@ -55,13 +82,10 @@ class Stream:
 
     def __init__(self, engine: Takes, asked: Iterable[Asked], at_once: float, look: Callable[[], None]) -> None:
         self._engine = engine
-        self._unsent = enumerate(asked)
-        self._next: tuple[int, Asked] | None = None
-        self._at_once = at_once
+        self._feed = Feed(asked, at_once)
         self._look = look
         self._looked = time.monotonic()
         self._in_flight: dict[Answer, tuple[int, Asked]] = {}
-        self._samples = 0
         self._answered: SimpleQueue[Answer] = SimpleQueue()
 
     def __enter__(self) -> Stream:
@@ -84,7 +108,7 @@ class Stream:
             if future is None:
                 continue
             place, asked = self._in_flight.pop(future)
-            self._samples -= len(asked[0].seeds)
+            self._feed.ended(place)
             sampled: Sampled
             try:
                 sampled = future.result()
@@ -96,15 +120,9 @@ class Stream:
 
     def _send(self) -> None:
         with held():
-            while (following := self._next or next(self._unsent, None)) is not None:
-                self._next = following
-                request, sampling = following[1]
-                if self._in_flight and self._samples + len(request.seeds) > self._at_once:
-                    return
-                future = self._engine.submit(request, sampling)
-                self._in_flight[future] = following
-                self._samples += len(request.seeds)
-                self._next = None
+            for place, asked in self._feed.fresh():
+                future = self._engine.submit(*asked)
+                self._in_flight[future] = place, asked
                 future.add_done_callback(self._answered.put)
 
     def _wait(self) -> Answer | None:

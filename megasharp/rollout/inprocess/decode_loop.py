@@ -1,9 +1,10 @@
 """The decode loop: draw a token for each row, give the rows that ended to the samples that wait, step.
 
-A batch has as many rows as may be sampled at once. The sample that ends gives its row to the next one in the step that
-follows, so that rows are idle only once none waits; then the batch gets smaller. Where all limits are `SHORT` the next
-ones begin together, once all have ended. A prompt is read once, a little before its first sample has a row, and is
-freed after its last.
+The loop is open: samples may be added at any time, and each is handed out in the step in which it ends. A batch has as
+many rows as may be sampled at once. The sample that ends gives its row to the next one in the step that follows, so
+that rows are idle only while none waits; then the batch gets smaller. As long as all limits were `SHORT` the next ones
+begin together, once all have ended. A prompt is read once for the samples that wait for it together, a little before
+the first of them has a row, and is freed after their last.
 
 The loop knows a model by `Model` and a cache by `Cache`, and passes logits on without looking inside; so only the model
 and `draw` know of a memory network beside the policy.
@@ -11,9 +12,11 @@ and `draw` know of a memory network beside the policy.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+import math
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -22,47 +25,15 @@ from torch import Tensor
 from megasharp.common.records import SamplingParams
 from megasharp.ops.uniform import seeds_to_int64
 from megasharp.rollout.inprocess.cache import moved_up
-from megasharp.rollout.inprocess.generation import Draw, Logits, draw, join
+from megasharp.rollout.inprocess.draw_log import DrawLog
+from megasharp.rollout.inprocess.generation import Draw, Logits, draw
+from megasharp.rollout.inprocess.stop_strings import StopStrings
 
 # Of the rows, how many may wait for theirs with a prompt that is read: several prompts are read faster together.
 READ_AHEAD = 1 / 8
 # Tokens up to which rows begin together. Rows of one age read half as many slots on average and need no mask: for
 # lengths of 12 to 20 refilling took a quarter more time, for lognormal ones (sigma 1, median 64) half as much.
 SHORT = 32
-
-
-Decode = Callable[[Sequence[Sequence[int]]], Sequence[str]]
-
-
-class StopStrings:
-    """Finds the samples whose text has come to one of some strings.
-
-    A string of so many bytes is in the text of at most as many tokens, whatever the tokenizer. A few more are decoded
-    before them, because a decoder may drop a space that begins a text, or need several tokens for a character.
-    """
-
-    _CONTEXT = 4
-
-    def __init__(self, strings: Sequence[str], decode: Decode) -> None:
-        self._strings = strings
-        self._decode = decode
-        self._window = self._CONTEXT + max(len(string.encode()) for string in strings)
-        self._tails: dict[int, deque[int]] = {}
-        self.found: set[int] = set()
-
-    def add(self, samples: Sequence[int], tokens: Sequence[int]) -> list[bool]:
-        """Add each sample's next token, -1 for nobody's; return whether its text holds a string now."""
-        live = [(sample, token) for sample, token in zip(samples, tokens, strict=True) if sample >= 0]
-        for sample, token in live:
-            self._tails.setdefault(sample, deque(maxlen=self._window)).append(token)
-        texts = self._decode([[*self._tails[sample]] for sample, _ in live])
-        held = [any(string in text for string in self._strings) for text in texts]
-        self.found |= {sample for (sample, _), is_held in zip(live, held, strict=True) if is_held}
-        return [sample in self.found for sample in samples]
-
-    def forget(self, sample: int) -> None:
-        """Drop what is kept of a sample that has ended."""
-        self._tails.pop(sample, None)
 
 
 class RowCache(Protocol):
@@ -111,39 +82,49 @@ class Model(Protocol[Cache]):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A response to draw: to prompt number `prompt`, of at most `limit` tokens."""
+    """A response to draw, of at most `limit` tokens; samples begin in the order of their numbers."""
 
-    prompt: int
+    number: int
     seed: int
     limit: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Samples:
-    """All drawn tokens, one sample after another: `drawn` holds [T] wherever a `Draw` of one step holds [S].
+class Ended:
+    """Samples that ended in one step, by number, and all their tokens, one sample behind the other, on the CPU.
 
-    Sample `s` has `lengths[s]` of them; `stopped[s]` is true where the last one is a stop token, or its text holds a
-    stop string.
+    `drawn` holds [T] wherever a `Draw` of one step holds [S]; the samples have `lengths` of them, and `stopped` is true
+    where the last one is a stop token, or its text holds a stop string.
     """
 
+    samples: list[Sample]
     drawn: Draw
     lengths: list[int]
     stopped: list[bool]
 
 
-def sample_all(
-    model: Model[Cache],
-    prompts: Sequence[Sequence[int]],
-    samples: Sequence[Sample],
-    sampling: SamplingParams,
-    most_rows: int,
-    strings: StopStrings | None = None,
-) -> Samples:
-    """Draw `samples`, at least one, in their order, at most `most_rows` at once; those of a prompt follow each other.
+@dataclass(slots=True, eq=False)
+class _Prompt:
+    """A prompt of samples that were added together: so many have not begun, and so many not ended.
 
-    Limits of tokens are the samples' own, not that of `sampling`; stop strings are `strings`'. Tensors are on the CPU.
+    `place` is its place in the cache, and `first` are the logits after it, once it is read and until its last sample
+    begins.
     """
-    return _Loop(model, prompts, samples, sampling, most_rows, strings).run()
+
+    tokens: tuple[int, ...]
+    waiting: int = 0
+    unfinished: int = 0
+    place: int = -1
+    first: Logits | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """A sample on its way, and the step of its first token."""
+
+    sample: Sample
+    prompt: _Prompt
+    start: int = -1
 
 
 def row_count(live: int) -> int:
@@ -155,188 +136,197 @@ def row_count(live: int) -> int:
     return -(-live // step) * step
 
 
-class _Loop(Generic[Cache]):
-    """Rows by number: the sample of each in `_sample_S`, -1 where it has ended and none waits."""
+class DecodeLoop(Generic[Cache]):
+    """Draws samples with one kind of sampling.
+
+    Limits of tokens are the samples' own, not that of `sampling`; stop strings are `strings`'.
+    """
 
     def __init__(
-        self,
-        model: Model[Cache],
-        prompts: Sequence[Sequence[int]],
-        samples: Sequence[Sample],
-        sampling: SamplingParams,
-        most_rows: int,
-        strings: StopStrings | None = None,
+        self, model: Model[Cache], sampling: SamplingParams, most_rows: int, strings: StopStrings | None = None
     ) -> None:
-        self._strings = strings
-        self._model, self._prompts, self._samples, self._sampling = model, prompts, samples, sampling
-        self._most_rows, self._ahead = most_rows, max(1, int(most_rows * READ_AHEAD))
-        self._refills = max(sample.limit for sample in samples) > SHORT
-        self._unfinished = Counter(sample.prompt for sample in samples)
+        self._model, self._sampling, self._strings = model, sampling, strings
+        self._ahead = max(1, int(most_rows * READ_AHEAD))
+        self._refills = False
         self._stops = torch.tensor(sampling.stop_token_ids, dtype=torch.int64, device=model.device)
-        self._seeds = seeds_to_int64([sample.seed for sample in samples], model.device)
-        self._limits = torch.tensor([sample.limit for sample in samples], device=model.device)
         self._cache = model.new_cache()
-        # The prompts in the cache by place, and the logits after those that samples still wait for.
-        self._places: list[int] = []
-        self._first: dict[int, Logits] = {}
-        self._next = min(most_rows, len(samples))
-        self._log = _Log()
-        self._rows: list[int] = []
-        self._occupy(list(range(self._next)))
-        self._positions_S = torch.zeros_like(self._seeds_S)
+        self._waiting: deque[_Row] = deque()
+        # Those that samples wait for, by their tokens; and those in the cache, by place.
+        self._awaited: dict[tuple[int, ...], _Prompt] = {}
+        self._read: list[_Prompt] = []
+        # None where a sample has ended and none took its row.
+        self._rows: list[_Row | None] = []
+        self._logits: Logits | None = None
+        self._seeds_S = torch.empty(0, dtype=torch.int64, device=model.device)
+        self._limits_S = torch.empty_like(self._seeds_S)
+        self._positions_S = torch.empty_like(self._seeds_S)
+        self._log = DrawLog()
+        # Samples that have rows, and whether some ended since prompts were freed.
+        self.live = 0
+        self._ended_some = False
 
-    def run(self) -> Samples:
-        """Draw every sample."""
-        logits = self._begin()
-        while True:
-            drawn = draw(logits, self._seeds_S, self._positions_S, self._sampling)
-            self._log.add(drawn, self._sample_S)
-            self._positions_S += 1
-            ended_S = torch.isin(drawn.tokens_S, self._stops) | (self._positions_S >= self._limits_S)
-            if self._strings is not None:
-                at_string = self._strings.add(self._rows, drawn.tokens_S.tolist())
-                ended_S |= torch.tensor(at_string, device=ended_S.device)
-            ended = ended_S.nonzero().squeeze(1).tolist()
-            ended = [row for row in ended if self._rows[row] >= 0]
-            if not ended:
-                logits = self._model.step(drawn.tokens_S, self._cache)
-                continue
-            found = self._after(ended, drawn.tokens_S, logits)
-            if found is None:
-                return self._log.samples(
-                    len(self._samples), self._stops.cpu(), self._strings.found if self._strings else ()
-                )
-            logits = found
+    def add(self, tokens: tuple[int, ...], samples: Sequence[Sample]) -> None:
+        """Let samples of one prompt wait for rows."""
+        prompt = self._awaited.setdefault(tokens, _Prompt(tokens))
+        prompt.waiting += len(samples)
+        prompt.unfinished += len(samples)
+        self._waiting.extend(_Row(sample, prompt) for sample in samples)
+        self._refills = self._refills or any(sample.limit > SHORT for sample in samples)
 
-    def _begin(self) -> Logits:
-        """The logits of the first rows."""
-        numbers = list(dict.fromkeys(self._samples[number].prompt for number in range(self._next)))
-        logits = self._model.prefill([self._prompts[number] for number in numbers], self._cache)
-        self._places = numbers
-        place_of = {number: place for place, number in enumerate(numbers)}
-        places = [place_of[sample.prompt] for sample in self._samples[: self._next]]
-        self._cache.extend(places)
-        if self._next < len(self._samples) and (last := numbers[-1]) == self._samples[self._next].prompt:
-            self._first[last] = logits.block(len(numbers) - 1, len(numbers))
-        return logits.select(torch.tensor(places, device=self._model.device))
+    @property
+    def empty(self) -> bool:
+        """Return whether no sample has a row or waits."""
+        return not self.live and not self._waiting
 
-    def _after(self, ended: list[int], tokens_S: Tensor, logits: Logits) -> Logits | None:
-        """The logits of the next step, once these rows have ended; None where all have and no sample waits.
+    @property
+    def next(self) -> float:
+        """The number of the sample that begins next; infinity where none waits."""
+        return self._waiting[0].sample.number if self._waiting else math.inf
 
-        `logits` are those of this step, from which `tokens_S` were drawn.
+    def begin(self, most_rows: int, before: float = math.inf) -> bool:
+        """Give rows to samples that wait while fewer than `most_rows` have some; return whether any has begun.
+
+        Only samples with numbers below `before` begin.
         """
-        for row in ended:
-            self._unfinished[self._samples[self._rows[row]].prompt] -= 1
-            if self._strings is not None:
-                self._strings.forget(self._rows[row])
-            self._rows[row] = -1
-        idle = [row for row, number in enumerate(self._rows) if number < 0]
-        live = len(self._rows) - len(idle)
-        room = self._most_rows - live if self._refills or not live else 0
-        starting = min(room, len(self._samples) - self._next)
-        if live + starting == 0:
+        room = most_rows - self.live if self._refills or not self.live else 0
+        rows = [row for row in islice(self._waiting, max(0, room)) if row.sample.number < before]
+        if rows:
+            self._read_prompts(rows)
+            # Idle rows first.
+            again = self._idle()[: len(rows)]
+            self._restart(again, rows[: len(again)])
+            self._extend(rows[len(again) :])
+            self.live += len(rows)
+            self._have_begun(rows)
+        if self._ended_some:
+            self._free_prompts()
+        return bool(rows)
+
+    def advance(self) -> Ended | None:
+        """Draw a token in each row, and step; returns the samples that ended."""
+        if self._logits is None or not self._rows:
             return None
-        if (rows := row_count(live)) < len(self._rows):
-            kept = self._shrink(idle[: len(self._rows) - rows])
-            tokens_S, logits = tokens_S.index_select(0, kept), logits.select(kept)
-            idle = [row for row, number in enumerate(self._rows) if number < 0]
-        if live:
-            logits = self._model.step(tokens_S, self._cache)
-        if starting:
-            logits = self._start(starting, idle, logits)
-        self._free_prompts()
-        self._occupy(self._rows)
-        return logits
+        if self._log.full:
+            self._log.make_room(min(row.start for row in self._rows if row is not None))
+        drawn = draw(self._logits, self._seeds_S, self._positions_S, self._sampling)
+        self._log.add(drawn)
+        self._positions_S += 1
+        ended_S = torch.isin(drawn.tokens_S, self._stops) | (self._positions_S >= self._limits_S)
+        if self._strings is not None:
+            numbers = [-1 if row is None else row.sample.number for row in self._rows]
+            ended_S |= torch.tensor(self._strings.add(numbers, drawn.tokens_S.tolist()), device=ended_S.device)
+        ended = ended_S.nonzero().squeeze(1).tolist()
+        rows = [(place, row) for place in ended if (row := self._rows[place]) is not None]
+        if not rows:
+            self._logits = self._model.step(drawn.tokens_S, self._cache)
+            return None
+        found = self._ended(rows)
+        self._drop_rows([place for place, _ in rows], drawn.tokens_S)
+        return found
 
-    def _shrink(self, dropped: list[int]) -> Tensor:
-        """Drop idle rows; returns which row each that is left was."""
-        order = moved_up(len(self._rows), dropped)
-        self._cache.keep(order)
-        self._rows = [self._rows[row] for row in order]
-        kept = torch.tensor(order, dtype=torch.int64, device=self._model.device)
-        self._positions_S = self._positions_S.index_select(0, kept)
-        return kept
+    def _ended(self, rows: Sequence[tuple[int, _Row]]) -> Ended:
+        rows = sorted(rows, key=lambda row: row[1].sample.number)
+        drawn, lengths = self._log.of([place for place, _ in rows], [row.start for _, row in rows])
+        last = drawn.tokens_S[torch.tensor(lengths).cumsum(0) - 1]
+        stopped = torch.isin(last, self._stops.cpu()).tolist()
+        for number, (_, row) in enumerate(rows):
+            row.prompt.unfinished -= 1
+            if self._strings is not None:
+                stopped[number] |= self._strings.taken(row.sample.number)
+        return Ended([row.sample for _, row in rows], drawn, lengths, stopped)
 
-    def _start(self, count: int, idle: list[int], logits: Logits) -> Logits:
-        """Give rows to the next samples, idle ones first; returns the logits of all rows."""
-        numbers = range(self._next, self._next + count)
-        self._next += count
-        self._read(numbers)
-        prompts = [self._samples[number].prompt for number in numbers]
-        first = joined([self._first[prompt] for prompt in prompts])
-        place_of = {number: place for place, number in enumerate(self._places)}
-        places = [place_of[prompt] for prompt in prompts]
-        again = idle[:count]
-        chosen = torch.tensor(again, dtype=torch.int64, device=self._model.device)
-        self._cache.restart(again, places[: len(again)])
-        logits.put(chosen, first.block(0, len(again)))
-        self._positions_S[chosen] = 0
-        for row, number in zip(again, numbers, strict=False):
-            self._rows[row] = number
-        if more := count - len(again):
-            self._cache.extend(places[len(again) :])
-            logits = joined([logits, first.block(len(again), count)])
-            self._positions_S = torch.cat([self._positions_S, self._positions_S.new_zeros(more)])
-            self._rows += numbers[len(again) :]
-        waiting = self._samples[self._next].prompt if self._next < len(self._samples) else -1
-        self._first = {number: first for number, first in self._first.items() if number >= waiting >= 0}
-        return logits
+    def _drop_rows(self, ended: list[int], tokens_S: Tensor) -> None:
+        """Take a step with the rows that go on, and with few others: `tokens_S` were drawn for all."""
+        assert self._logits is not None
+        for place in ended:
+            self._rows[place] = None
+        self.live -= len(ended)
+        self._ended_some = True
+        if (rows := row_count(self.live)) < len(self._rows):
+            idle = self._idle()
+            order = moved_up(len(self._rows), idle[: len(self._rows) - rows])
+            kept = torch.tensor(order, dtype=torch.int64, device=self._model.device)
+            self._cache.keep(order)
+            self._log.keep(kept)
+            self._rows = [self._rows[place] for place in order]
+            self._seeds_S, self._limits_S, self._positions_S = (
+                values.index_select(0, kept) for values in (self._seeds_S, self._limits_S, self._positions_S)
+            )
+            tokens_S, self._logits = tokens_S.index_select(0, kept), self._logits.select(kept)
+        if self.live:
+            self._logits = self._model.step(tokens_S, self._cache)
 
-    def _read(self, numbers: range) -> None:
-        """Read the prompts of these samples where they are not, and with them some that follow."""
-        if all(self._samples[number].prompt in self._first for number in numbers):
+    def _idle(self) -> list[int]:
+        return [place for place, row in enumerate(self._rows) if row is None]
+
+    def _have_begun(self, rows: Sequence[_Row]) -> None:
+        for row in rows:
+            self._waiting.popleft()
+            row.start = self._log.steps
+            row.prompt.waiting -= 1
+            if not row.prompt.waiting:
+                row.prompt.first = None
+                del self._awaited[row.prompt.tokens]
+
+    def _restart(self, places: list[int], rows: list[_Row]) -> None:
+        if not rows:
             return
-        ahead = range(numbers.start, min(numbers.stop + self._ahead * self._refills, len(self._samples)))
-        wanted = dict.fromkeys(self._samples[number].prompt for number in ahead)
-        new = [prompt for prompt in wanted if prompt not in self._first]
-        logits = self._model.prefill([self._prompts[prompt] for prompt in new], self._cache)
-        self._places += new
-        self._first.update((prompt, logits.block(place, place + 1)) for place, prompt in enumerate(new))
+        assert self._logits is not None
+        chosen = torch.tensor(places, dtype=torch.int64, device=self._model.device)
+        self._cache.restart(places, [row.prompt.place for row in rows])
+        self._logits.put(chosen, joined([_first(row) for row in rows]))
+        self._seeds_S[chosen], self._limits_S[chosen] = self._numbers(rows)
+        self._positions_S[chosen] = 0
+        for place, row in zip(places, rows, strict=True):
+            self._rows[place] = row
+
+    def _extend(self, rows: list[_Row]) -> None:
+        """Put rows behind those that there are."""
+        if not rows:
+            return
+        self._cache.extend([row.prompt.place for row in rows])
+        first = [_first(row) for row in rows]
+        self._logits = joined([self._logits, *first] if self._logits is not None else first)
+        seeds, limits = self._numbers(rows)
+        self._seeds_S, self._limits_S = torch.cat([self._seeds_S, seeds]), torch.cat([self._limits_S, limits])
+        self._positions_S = torch.cat([self._positions_S, torch.zeros_like(seeds)])
+        self._rows += rows
+
+    def _numbers(self, rows: list[_Row]) -> tuple[Tensor, Tensor]:
+        """Seeds and limits."""
+        seeds = seeds_to_int64([row.sample.seed for row in rows], self._model.device)
+        return seeds, torch.tensor([row.sample.limit for row in rows], device=self._model.device)
+
+    def _read_prompts(self, rows: Sequence[_Row]) -> None:
+        """Read the prompts of samples that begin, where they are not, and with them some that follow."""
+        if all(row.prompt.first is not None for row in rows):
+            return
+        ahead = self._ahead if self._refills and self._log.steps else 0
+        wanted = dict.fromkeys(row.prompt for row in islice(self._waiting, len(rows) + ahead))
+        new = [prompt for prompt in wanted if prompt.first is None]
+        logits = self._model.prefill([prompt.tokens for prompt in new], self._cache)
+        for number, prompt in enumerate(new):
+            prompt.place, prompt.first = len(self._read), logits.block(number, number + 1)
+            self._read.append(prompt)
 
     def _free_prompts(self) -> None:
-        freed = [place for place, prompt in enumerate(self._places) if not self._unfinished[prompt]]
-        if freed:
-            order = moved_up(len(self._places), freed)
+        self._ended_some = False
+        order = moved_up(len(self._read), [place for place, each in enumerate(self._read) if not each.unfinished])
+        if not order:
+            self._cache = self._model.new_cache()
+        elif len(order) < len(self._read):
             self._cache.keep_prompts(order)
-            self._places = [self._places[place] for place in order]
+        self._read = [self._read[place] for place in order]
+        for place, prompt in enumerate(self._read):
+            prompt.place = place
 
-    def _occupy(self, rows: list[int]) -> None:
-        """Note the sample of each row; an idle row goes on with the seed and limit of any."""
-        self._rows = rows
-        self._sample_S = torch.tensor(rows)
-        chosen = self._sample_S.clamp(min=0).to(self._model.device)
-        self._seeds_S: Tensor = self._seeds.index_select(0, chosen)
-        self._limits_S: Tensor = self._limits.index_select(0, chosen)
+
+def _first(row: _Row) -> Logits:
+    assert row.prompt.first is not None, "read before the sample begins"
+    return row.prompt.first
 
 
 def joined(parts: Sequence[Logits]) -> Logits:
     """One row after another."""
     memory = [part.memory_SV for part in parts if part.memory_SV is not None]
     return Logits(torch.cat([part.policy_SV for part in parts]), torch.cat(memory) if memory else None)
-
-
-class _Log:
-    """Draws, step by step."""
-
-    def __init__(self) -> None:
-        self._draws: list[Draw] = []
-        self._samples: list[Tensor] = []
-
-    def add(self, drawn: Draw, sample_S: Tensor) -> None:
-        """Note one step's tokens, and whose they are: -1 for nobody's."""
-        self._draws.append(drawn)
-        self._samples.append(sample_S)
-
-    def samples(self, count: int, stops: Tensor, at_string: Collection[int] = ()) -> Samples:
-        """Return the tokens of samples `0 .. count - 1`; those `at_string` have stopped, whatever their last token."""
-        sample_T = torch.cat(self._samples)
-        drawn = join(self._draws, torch.cat).apply(Tensor.cpu)
-        # Within a sample the order of steps is kept, and -1 comes first.
-        order = sample_T.argsort(stable=True)
-        order = order[int((sample_T < 0).sum()) :]
-        drawn = drawn.apply(lambda values: values.index_select(0, order))
-        lengths = sample_T[order].bincount(minlength=count)
-        last = drawn.tokens_S[lengths.cumsum(0) - 1]
-        stopped = torch.isin(last, stops)
-        stopped[list(at_string)] = True
-        return Samples(drawn, lengths.tolist(), stopped.tolist())

@@ -28,18 +28,18 @@ from megasharp.common.errors import UserError, one_line
 from megasharp.common.records import (
     MEMORY_PREFIX,
     Completion,
-    FinishReason,
     GenerateRequest,
     SamplingParams,
-    VersionSpan,
 )
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.hf_folder import read_config
 from megasharp.rollout.inprocess.cache import KeyValueCache
-from megasharp.rollout.inprocess.decode_loop import Decode, Sample, Samples, StopStrings, sample_all
+from megasharp.rollout.inprocess.decode_loop import DecodeLoop
 from megasharp.rollout.inprocess.decoder import Decoder, load_slots
-from megasharp.rollout.inprocess.generation import BLOCK_ELEMENTS, Draw, Logits, check_sampling, split
-from megasharp.rollout.streaming import Asked, Ended, in_slices
+from megasharp.rollout.inprocess.generation import BLOCK_ELEMENTS, Logits, check_sampling
+from megasharp.rollout.inprocess.open_requests import OpenRequests
+from megasharp.rollout.inprocess.stop_strings import Decode, StopStrings
+from megasharp.rollout.streaming import Asked, Ended, Feed
 from megasharp.tasks.tokenizer import load_tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -290,26 +290,15 @@ class InProcessEngine:
         Stop strings are found with the tokenizer of the model's folder. Raises UserError for an empty or too long
         prompt, a token outside the vocabulary, bad parameters, logits that are not finite, or no tokenizer.
         """
-        if self._model is None or not self._complete:
-            raise RuntimeError("the in-process engine holds no complete weights; call load_weights first")
-        check_sampling(sampling)
-        if sampling.memory_mu is not None and self._memory is None:
-            raise UserError(
-                f"sampling.memory_mu is {sampling.memory_mu}, but the engine holds no memory network; "
-                "leave it out or give the memory network's folder"
-            )
+        opened = self.open()
         for request in requests:
-            self._check_prompt(request.tokens, request.under(sampling).max_tokens)
-        prompts, samples, places = _in_order(requests, sampling)
-        if not samples:
-            return [[] for _ in requests]
-        # Without a mu the memory network need not be computed.
-        model = self._model if sampling.memory_mu is not None else self._model.policy_alone()
-        with torch.inference_mode():
-            found = sample_all(model, prompts, samples, sampling, self._max_batch, self._stop_strings(sampling))
-        completions = self._completions(found, [sample.seed for sample in samples])
-        done = dict(zip(places, completions, strict=True))
-        return [[done[number, index] for index in range(len(request.seeds))] for number, request in enumerate(requests)]
+            self.check(request, sampling)
+        for number in in_order(requests, sampling):
+            opened.add(number, requests[number], sampling)
+        done: dict[int, list[Completion]] = {}
+        while not opened.done:
+            done |= opened.advance()
+        return [done[number] for number in range(len(requests))]
 
     @property
     def capacity(self) -> int:
@@ -318,8 +307,36 @@ class InProcessEngine:
 
     @contextmanager
     def stream(self, asked: Iterable[Asked], at_once: int) -> Iterator[Iterator[Ended]]:
-        """Sample requests as `generate` does, and answer each when its samples have ended."""
-        yield in_slices(self.generate, asked, at_once)
+        """Sample requests as `generate` does, and answer each when its samples have ended.
+
+        Raises UserError as `generate` does when it comes to a request that it refuses.
+        """
+        yield self._streamed(Feed(asked, at_once))
+
+    def _streamed(self, feed: Feed) -> Iterator[Ended]:
+        opened = self.open()
+        while True:
+            for place, (request, sampling) in feed.fresh():
+                self.check(request, sampling)
+                opened.add(place, request, sampling)
+            if opened.done:
+                return
+            for place, completions in opened.advance():
+                feed.ended(place)
+                yield place, completions
+
+    def open(self) -> OpenRequests[Caches]:
+        """Return requests, none yet, that are sampled from the present weights, which must stay meanwhile."""
+        model = self._model
+        if model is None or not self._complete:
+            raise RuntimeError("the in-process engine holds no complete weights; call load_weights first")
+
+        def new_loop(sampling: SamplingParams) -> DecodeLoop[Caches]:
+            # Without a mu the memory network need not be computed.
+            used = model if sampling.memory_mu is not None else model.policy_alone()
+            return DecodeLoop(used, sampling, self._max_batch, self._stop_strings(sampling))
+
+        return OpenRequests(new_loop, self._version, self._max_batch)
 
     def _stop_strings(self, sampling: SamplingParams) -> StopStrings | None:
         if not sampling.stop:
@@ -327,6 +344,16 @@ class InProcessEngine:
         if self._decode is None:
             self._decode = load_tokenizer(self._folder).decode_batch
         return StopStrings(sampling.stop, self._decode)
+
+    def check(self, request: GenerateRequest, sampling: SamplingParams) -> None:
+        """Raise UserError for what cannot be sampled, as `generate` does."""
+        check_sampling(sampling)
+        if sampling.memory_mu is not None and self._memory is None:
+            raise UserError(
+                f"sampling.memory_mu is {sampling.memory_mu}, but the engine holds no memory network; "
+                "leave it out or give the memory network's folder"
+            )
+        self._check_prompt(request.tokens, request.under(sampling).max_tokens)
 
     def _check_prompt(self, tokens: tuple[int, ...], max_tokens: int) -> None:
         if not tokens:
@@ -343,62 +370,18 @@ class InProcessEngine:
                 f"{self._policy.vocab}; check that the tokenizer belongs to the model"
             )
 
-    def _completions(self, samples: Samples, seeds: Sequence[int]) -> list[Completion]:
-        """In order. They share memory, column by column."""
-        self._check_finite(samples.drawn)
-        # Copied outside of inference mode: training may save them for a backward pass.
-        parts = split(samples.drawn.apply(Tensor.clone), samples.lengths)
-        ends = zip(parts, samples.lengths, samples.stopped, seeds, strict=True)
-        return [self._completion(drawn, length, stopped, seed) for drawn, length, stopped, seed in ends]
 
-    def _completion(self, drawn: Draw, length: int, stopped: bool, seed: int) -> Completion:
-        memory, candidates = drawn.memory, drawn.candidates
-        return Completion(
-            tokens=drawn.tokens_S,
-            sampler_logp=drawn.sampler_logp_S,
-            policy_logp=drawn.policy_logp_S,
-            memory_logp=None if memory is None else memory.logp_S,
-            version_spans=(VersionSpan(self._version, 0, length),),
-            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
-            seed=seed,
-            argmax_moved=None if memory is None else memory.argmax_moved_S,
-            calibration_kl=None if memory is None else memory.kl_S,
-            entropy=None if candidates is None else candidates.entropy_S,
-            top_logp=None if candidates is None else candidates.top_logp_SN,
-        )
-
-    def _check_finite(self, drawn: Draw) -> None:
-        """Raise UserError where log-probs are not finite.
-
-        The networks come first: the sampler's are not finite wherever one network's are not.
-        """
-        advice = f"(weights version {self._version}); resume from an earlier checkpoint with a lower"
-        if not bool(drawn.policy_logp_S.isfinite().all()):
-            raise UserError(f"the policy's logits are not finite {advice} learning rate")
-        if drawn.memory is not None and not bool(drawn.memory.logp_S.isfinite().all()):
-            raise UserError(f"the memory network's logits are not finite {advice} learning rate of the memory")
-        if not bool(drawn.sampler_logp_S.isfinite().all()):
-            raise UserError("policy logits - sampling.memory_mu * memory logits are not finite; lower memory_mu")
-
-
-def _in_order(
-    requests: Sequence[GenerateRequest], sampling: SamplingParams
-) -> tuple[list[tuple[int, ...]], list[Sample], list[tuple[int, int]]]:
-    """Prompts and samples in the order in which they begin, and each sample's request and index.
+def in_order(requests: Sequence[GenerateRequest], sampling: SamplingParams) -> list[int]:
+    """Return the places of requests in the order in which they begin.
 
     The largest limits of tokens begin first, for they may end last, and of these the longest prompts, so that the room
     that prompts take only falls. Requests of one prompt follow each other.
     """
     limits = [request.under(sampling).max_tokens for request in requests]
-    asked = [number for number, request in enumerate(requests) if request.seeds]
-    asked.sort(key=lambda number: (limits[number], len(requests[number].tokens)), reverse=True)
+    places = sorted(
+        range(len(requests)), key=lambda number: (limits[number], len(requests[number].tokens)), reverse=True
+    )
     by_prompt: dict[tuple[int, ...], list[int]] = {}
-    for number in asked:
+    for number in places:
         by_prompt.setdefault(requests[number].tokens, []).append(number)
-    samples, places = [], []
-    for prompt, numbers in enumerate(by_prompt.values()):
-        for number in numbers:
-            for index, seed in enumerate(requests[number].seeds):
-                samples.append(Sample(prompt, seed, limits[number]))
-                places.append((number, index))
-    return list(by_prompt), samples, places
+    return [number for numbers in by_prompt.values() for number in numbers]

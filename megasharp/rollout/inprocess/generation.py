@@ -99,6 +99,12 @@ class Draw:
         candidates = None if self.candidates is None else self.candidates.apply(change)
         return Draw(change(self.tokens_S), change(self.sampler_logp_S), change(self.policy_logp_S), memory, candidates)
 
+    def columns(self) -> list[Tensor]:
+        """Every tensor; in the same order for all draws of one kind of sampling."""
+        memory = [self.memory.logp_S, self.memory.argmax_moved_S, self.memory.kl_S] if self.memory else []
+        candidates = [self.candidates.entropy_S, self.candidates.top_logp_SN] if self.candidates else []
+        return [self.tokens_S, self.sampler_logp_S, self.policy_logp_S, *memory, *candidates]
+
 
 def join(draws: Sequence[Draw], combine: Callable[[list[Tensor]], Tensor]) -> Draw:
     """Join draws tensor by tensor, along S or along a new dimension, as `combine` does it.

@@ -20,6 +20,8 @@ from megasharp.learner.learner import MEMORY, POLICY
 from megasharp.learner.ranks.all_ranks import RanksLearner
 from megasharp.learner.ranks.processes import ProcessRanks
 from megasharp.rollout.inprocess import InProcessEngine
+from megasharp.rollout.streaming import Ended
+from megasharp.trainer import rank_engines
 from megasharp.trainer.rank_engines import EngineFolders, RankEngines
 from megasharp.weight_sync.endpoints import InPlaceSync, InProcessSync
 
@@ -109,21 +111,48 @@ def test_a_rank_that_is_killed_while_it_samples_is_named(ranks: ProcessRanks, fo
     killer.join()
 
 
-def test_a_request_to_save_waits_for_an_answer(
+def test_no_rank_waits_for_a_long_response_of_another(
+    ranks: ProcessRanks, folders: EngineFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls of one token: all that is asked later goes to the other rank, and ends before the one long response."""
+    engines = engines_in(ranks, folders)
+    monkeypatch.setattr(rank_engines, "_CALL_S", 0.0)
+    long = SamplingParams(40)
+    asked = [(GenerateRequest((9, 8), tuple(range(8))), long)]
+    asked += [(GenerateRequest((n, 2), (n,), max_tokens=1 + n % 3), long) for n in range(1, 14)]
+    with engines.stream(asked, 10) as ended:
+        found = list(ended)
+    assert sorted(place for place, _ in found) == list(range(14)) and found[-1][0] == 0
+    for place, completions in found:
+        for ours, theirs in zip(completions, engines.generate(asked[place][:1], long)[0], strict=True):
+            same(ours, theirs)
+
+
+def test_a_request_to_save_waits_for_an_answer_and_for_no_round(
     ranks: ProcessRanks, folders: EngineFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer that nobody waits for would be taken for the next call's."""
     engines = engines_in(ranks, folders)
     before = engines.generate(REQUESTS, SAMPLING)
+    monkeypatch.setattr(rank_engines, "_CALL_S", 0.0)
+    advance = rank_engines._Flight.advance
+    calls: list[object] = []
+
+    def advanced(flight: rank_engines._Flight) -> list[Ended]:
+        calls.append(flight)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return advance(flight)
+
     for sampled in (lambda: engines.generate(REQUESTS, SAMPLING), lambda: in_a_stream(engines)):
         monkeypatch.setattr(signals._State, "save", None)
-        ask = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGUSR1))
-        with signals.save_heard(), stopped_for(0.4, ranks._processes[1].pid or 0) as is_stopped:
-            ask.start()
+        monkeypatch.setattr(rank_engines._Flight, "advance", advanced)
+        calls.clear()
+        with signals.save_heard(), stopped_for(0.2, ranks._processes[1].pid or 0) as is_stopped:
             with pytest.raises(signals.SaveAsked), signals.interruptible():
                 sampled()
-            assert not is_stopped()
-            ask.join()
+            assert not is_stopped() and len(calls) <= 3
+        monkeypatch.setattr(rank_engines._Flight, "advance", advance)
         for ours, theirs in zip(in_a_stream(engines)[1:6], before, strict=True):
             for completion, other in zip(ours, theirs, strict=True):
                 same(completion, other)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 
 import pytest
 import torch
@@ -13,10 +14,12 @@ from torch import Tensor
 
 from megasharp.common.records import Completion, GenerateRequest, SamplingParams
 from megasharp.rollout.inprocess import cache as module
-from megasharp.rollout.inprocess import decode_loop, decoder
+from megasharp.rollout.inprocess import decode_loop, decoder, draw_log
 from megasharp.rollout.inprocess.cache import KeyValueCache, moved_up
 from megasharp.rollout.inprocess.decode_loop import row_count
 from megasharp.rollout.inprocess.decoder import Decoder
+from megasharp.rollout.inprocess.draw_log import DrawLog
+from megasharp.rollout.inprocess.generation import Draw
 from tests.unit.rollout.conftest import MakeModel, engine_of
 from tests.unit.rollout.test_engine_against_transformers import assert_policy_logp
 
@@ -93,6 +96,13 @@ def test_a_completion_is_that_of_one_sample_at_a_time(
             assert_same(one, other)
     for prompt, completion in pairs(requests, found):
         assert_policy_logp(policy[0], prompt, completion, sampling.temperature or 1.0)
+    places = random.Random(block).sample(range(len(requests)), len(requests))
+    with engine.stream([(requests[place], sampling) for place in places], at_once=7) as ended:
+        for number, group in ended:
+            for one, other in zip(group, alone[places[number]], strict=True):
+                assert_same(one, other)
+            places[number] = -1
+    assert set(places) == {-1}
 
 
 class Watched:
@@ -133,6 +143,82 @@ def test_a_row_that_ends_begins_the_next_sample_in_the_next_step(
     engine_of(*model, max_batch=8).generate(requests, SamplingParams(40))
     assert len(watched.rows) == steps_of(limits, 8) - 1
     assert max(watched.rows) <= 8
+
+
+def test_an_endless_stream_is_sampled_in_bounded_memory(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two kinds of sampling in turn, and a response of 39 tokens among many of up to 7: they end while it goes on.
+
+    What is kept of drawn tokens is bounded by the longest response, and requests are taken only as they begin.
+    """
+    monkeypatch.setattr(draw_log, "FIRST_STEPS", 2)
+    kept: list[int] = []
+    of = DrawLog.of
+
+    def noted(log: DrawLog, rows: list[int], starts: list[int]) -> tuple[Draw, list[int]]:
+        assert log._block is not None
+        kept.append(log._block.tokens_S.shape[0])
+        return of(log, rows, starts)
+
+    monkeypatch.setattr(DrawLog, "of", noted)
+    kinds = (SamplingParams(40, stop_token_ids=(2,)), SamplingParams(40, temperature=0.0, record_top=2))
+    taken: list[tuple[GenerateRequest, SamplingParams]] = []
+
+    def asked() -> Iterator[tuple[GenerateRequest, SamplingParams]]:
+        for number in itertools.count():
+            limit = 39 if number == 1 else 1 + number % 7
+            request = GenerateRequest((number % 23, 5), (2 * number, 2 * number + 1), (), limit)
+            taken.append((request, kinds[number % 2]))
+            yield taken[-1]
+
+    engine = engine_of(*make_model(), max_batch=8)
+    with engine.stream(asked(), 16) as ended:
+        found = list(islice(ended, 60))
+    places = [place for place, _ in found]
+    assert len(taken) <= 60 + 16 // 2 + 1 and places.index(1) > 10 and max(kept) < 2 * 39
+    for place, group in found:
+        request, sampling = taken[place]
+        for one, other in zip(group, engine.generate([request], sampling)[0], strict=True):
+            assert_same(one, other)
+
+
+def test_samples_of_several_kinds_begin_in_the_order_in_which_they_were_asked_for(make_model: MakeModel) -> None:
+    """Responses of one length end in the order in which they began: none overtakes those of another kind."""
+    kinds = [SamplingParams(3, temperature=temperature) for temperature in (0.5, 1.0, 1.0, 2.0, 0.5)]
+    asked = [(GenerateRequest((number, 3), (number,)), kinds[number % 5]) for number in range(20)]
+    with engine_of(*make_model(), max_batch=4).stream(asked, 100) as ended:
+        places = [place for place, _ in ended]
+    assert [sorted(places[first : first + 4]) for first in range(0, 20, 4)] == [
+        list(range(first, first + 4)) for first in range(0, 20, 4)
+    ]
+
+
+def test_the_log_of_draws_is_that_of_lists() -> None:
+    """Rows that come, end, move and are dropped, at random, with room for two steps at first."""
+    drawn = random.Random(1)
+    log, rows, tokens = DrawLog(), list[tuple[int, list[int]]](), itertools.count(1)
+    for _ in range(300):
+        if not rows or drawn.random() < 0.3:
+            rows += [(log.steps, []) for _ in range(drawn.randint(1, 3))]
+        if log.full:
+            log.make_room(min(start for start, _ in rows))
+        new = [next(tokens) for _ in rows]
+        log.add(Draw(*(torch.tensor(new, dtype=kind) for kind in (torch.int64, torch.float32, torch.float32))))
+        for (_, listed), token in zip(rows, new, strict=True):
+            listed.append(token)
+        ended = [place for place in range(len(rows)) if drawn.random() < 0.2]
+        if not ended:
+            continue
+        found, lengths = log.of(ended, [rows[place][0] for place in ended])
+        assert lengths == [len(rows[place][1]) for place in ended]
+        assert found.tokens_S.tolist() == [token for place in ended for token in rows[place][1]]
+        assert torch.equal(found.policy_logp_S, found.tokens_S.float())
+        for place in ended:
+            rows[place] = (log.steps, [])
+        if drawn.random() < 0.5:
+            order = moved_up(len(rows), ended)
+            rows = [rows[place] for place in order]
+            log.keep(torch.tensor(order, dtype=torch.int64))
+    assert log._block is not None and log._block.tokens_S.shape[0] < 300
 
 
 def test_prompts_and_blocks_go_with_their_last_sample(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
