@@ -173,13 +173,15 @@ class GenerateRequest:
 
     `begun` continues responses: for each seed the response tokens that were sampled earlier, which count towards
     `SamplingParams.max_tokens`. The completions hold the new tokens only. Empty starts every response. `max_tokens` is
-    a limit of this request's own, which holds where it is below that of the parameters.
+    a limit of this request's own, which holds where it is below that of the parameters. `turns` are the prompt as
+    messages (role, text), for engines that write it themselves.
     """
 
     tokens: tuple[int, ...]
     seeds: tuple[int, ...]
     begun: tuple[tuple[int, ...], ...] = ()
     max_tokens: int | None = None
+    turns: tuple[tuple[str, str], ...] = ()
 
     def under(self, sampling: SamplingParams) -> SamplingParams:
         """Return the parameters by which this request is sampled."""
@@ -198,7 +200,8 @@ class Completion:
     distribution that each token came from, before truncation: whether its likeliest token is another one than the
     policy's, and KL(calibrated || policy). None where nothing was subtracted. `entropy` (nats) and `top_logp` [T, N],
     the likeliest first, are of the policy's own distribution before each token; None where nobody asked. `cause` says
-    in words why an aborted one has no end of its own; it is empty where that is not known.
+    in words why an aborted one has no end of its own; it is empty where that is not known. An engine without tokens
+    gives their `text` and their number, `counted`; its log-probs may be missing.
 
     Example: `tokens=tensor([4, 13, 6, 1])`, `sampler_logp=policy_logp=tensor([-0.7, -0.1, -1.2, -0.02])` (float32),
     `memory_logp=None`, `version_spans=(VersionSpan(12, 0, 4),)`, `finish_reason=FinishReason.STOP`, `seed=991`.
@@ -216,6 +219,13 @@ class Completion:
     entropy: Tensor | None = None
     top_logp: Tensor | None = None
     cause: str = ""
+    text: str | None = None
+    counted: int | None = None
+
+    @property
+    def length(self) -> int:
+        """Number of tokens, the end token included."""
+        return int(self.tokens.numel()) if self.counted is None else self.counted
 
     @classmethod
     def unsampled(cls, seed: int, sampling: SamplingParams, cause: str = "") -> Completion:
@@ -240,7 +250,7 @@ class Response:
     @property
     def length(self) -> int:
         """Number of response tokens, the end token included."""
-        return int(self.completion.tokens.numel())
+        return self.completion.length
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Protocol
 
-from megasharp.common.errors import NotSampled
+from megasharp.common.errors import NotSampled, UserError
 from megasharp.common.records import Completion, GenerateRequest, SamplingParams
 from megasharp.common.signals import SaveAsked, held
 
@@ -136,6 +136,31 @@ class Stream:
                 self._look()
             self._looked = time.monotonic()
         return future
+
+
+def answered(
+    stream: Iterable[tuple[int, Asked, Sampled]], who: str, sends: Callable[[GenerateRequest], bool] = lambda _: True
+) -> Iterator[Ended]:
+    """Answer with aborted completions what is refused: one prompt may be at fault.
+
+    Raises UserError where `who` turns down all that it was sent, by `sends`. Until something is sampled, refusals are
+    held back: whoever stores answers must not store these.
+    """
+    refused: list[Ended] = []
+    first: NotSampled | None = None
+    sampled = False
+    for place, (request, sampling), found in stream:
+        if isinstance(found, NotSampled):
+            first = first or found
+            refused.append((place, [Completion.unsampled(seed, sampling, str(found)) for seed in request.seeds]))
+        else:
+            sampled = sampled or sends(request)
+            yield place, found
+        if sampled:
+            yield from refused
+            refused.clear()
+    if first is not None and not sampled:
+        raise UserError(f"{who} sampled none of {len(refused)} prompts; the first: {first}")
 
 
 def in_slices(generate: Generate, asked: Iterable[Asked], at_once: float) -> Iterator[Ended]:

@@ -38,7 +38,7 @@ from megasharp.rollout.sglang.client.launch import (
 )
 from megasharp.rollout.sglang.client.members import Member, Members, Restarts, Starter, WatchSettings
 from megasharp.rollout.sglang.client.router import Router, RouterSettings
-from megasharp.rollout.streaming import Asked, Ended, Stream
+from megasharp.rollout.streaming import Asked, Ended, Stream, answered
 
 
 class Sleeper:
@@ -315,29 +315,7 @@ class Fleet:
         Leaving the block ends what is in flight.
         """
         with Stream(self, asked, at_once, self.tend) as stream:
-            yield self._ended(stream)
-
-    def _ended(self, stream: Stream) -> Iterator[Ended]:
-        """Answer with aborted completions what is refused: one prompt may be at fault.
-
-        Raises UserError where all that was sent is turned down. Until something is sampled, refusals are held back:
-        whoever stores answers must not store these.
-        """
-        refused: list[Ended] = []
-        first: NotSampled | None = None
-        sampled = False
-        for place, (request, sampling), found in stream:
-            if isinstance(found, NotSampled):
-                first = first or found
-                refused.append((place, _unsampled(request, sampling, str(found))))
-            else:
-                sampled = sampled or self._obstacle(request) is None
-                yield place, found
-            if sampled:
-                yield from refused
-                refused.clear()
-        if first is not None and not sampled:
-            raise UserError(f"the engines sampled none of {len(refused)} prompts; the first: {first}")
+            yield answered(stream, "the engines", lambda request: self._obstacle(request) is None)
 
     @property
     def retried(self) -> int:

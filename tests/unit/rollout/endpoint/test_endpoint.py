@@ -1,0 +1,280 @@
+"""The endpoint engine against a stand-in server: what it sends and reads, and every way in which a server fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from threading import Barrier
+from typing import Any
+
+import pytest
+from cases import each_case
+from waiting import HANG_S, wait_until
+
+from megasharp.common.errors import RunFailed, UserError
+from megasharp.common.records import Completion, FinishReason, GenerateRequest, SamplingParams
+from megasharp.rollout.endpoint.dialect import Style
+from megasharp.rollout.endpoint.engine import EndpointEngine, EndpointSettings, Patience, model_of
+from megasharp.rollout.endpoint.server import KEY_VARIABLE, Address, Server
+from tests.unit.rollout.endpoint.standin_server import Json, Script, StandinServer, chat, error, serving
+
+PLAIN = SamplingParams(64)
+ASKED = GenerateRequest((), (11, 12), turns=(("system", "Be brief."), ("user", "2+2?")))
+PATIENCE = Patience(failures=4, first_wait_s=1e-4, limit_s=20.0)
+
+
+@contextmanager
+def engine_at(
+    script: Script, style: Style = "chat", key: str = "k3y", **settings: Any
+) -> Iterator[tuple[EndpointEngine, StandinServer]]:
+    with serving(script) as server:
+        chosen = EndpointSettings(Address.parse(server.url), "tiny", style, **{"patience": PATIENCE, **settings})
+        with closing(EndpointEngine(Server(chosen.address, key), chosen)) as engine:
+            yield engine, server
+
+
+def texts(found: list[list[Completion]]) -> list[list[str | None]]:
+    return [[one.text for one in some] for some in found]
+
+
+def test_every_setting_is_sent_so_that_no_default_of_the_model_cuts() -> None:
+    sampling = SamplingParams(64, 0.6, 0.95, 20, min_p=0.05, stop=("\nQ:",))
+    with engine_at(lambda body, _: chat(body)) as (engine, server):
+        engine.generate([ASKED], sampling)
+        engine.generate([ASKED], PLAIN)
+    (path, headers, first), *_, (_, _, plain) = server.asked
+    assert path == "/v1/chat/completions" and headers["Authorization"] == "Bearer k3y"
+    assert first == {
+        "model": "tiny",
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}],
+        "max_tokens": 64,
+        "temperature": 0.6,
+        "top_p": 0.95,
+        "top_k": 20,
+        "min_p": 0.05,
+        "stop": ["\nQ:"],
+        "repetition_penalty": 1.0,
+        "seed": first["seed"],
+    }
+    assert {body["seed"] for _, _, body in server.asked} == {11, 12}
+    assert (plain["top_k"], plain["min_p"], plain["top_p"], plain["logprobs"]) == (-1, 0.0, 1.0, True)
+
+
+@each_case(("style", "prompt"), [("text", "Be brief.\n\n2+2?"), ("tokens", [5, 6])])
+def test_prompts_as_text_and_as_tokens(style: Style, prompt: object) -> None:
+    def script(body: Json, _: int) -> tuple[int, Json, dict[str, str]]:
+        logprobs = {"token_logprobs": [-0.5, -1.5]}
+        choice = {"index": 0, "text": " 4", "finish_reason": "length", "logprobs": logprobs}
+        return 200, {"choices": [choice], "usage": {"completion_tokens": 2}}, {}
+
+    request = GenerateRequest((5, 6), (1,), turns=ASKED.turns)
+    with engine_at(script, style) as (engine, server):
+        [[found]] = engine.generate([request], PLAIN)
+    path, _, body = server.asked[0]
+    assert path == "/v1/completions" and body["prompt"] == prompt and body["logprobs"] == 1
+    assert (found.text, found.length, found.finish_reason) == (" 4", 2, FinishReason.LENGTH)
+    assert found.sampler_logp.tolist() == [-0.5, -1.5]
+
+
+@each_case(
+    ("message", "finish", "text"),
+    [
+        ({"content": "4"}, "stop", "4"),
+        ({"content": None, "refusal": "I cannot."}, "stop", "I cannot."),
+        ({"content": [{"type": "text", "text": "4"}]}, "stop", "4"),
+        ({"content": "4", "reasoning_content": "2+2"}, "stop", "<think>\n2+2\n</think>\n\n4"),
+        ({"content": "4", "reasoning": "2+2"}, "stop", "<think>\n2+2\n</think>\n\n4"),
+        ({"content": None, "reasoning_content": "2+"}, "length", "<think>\n2+"),
+        ({"content": "", "reasoning_content": "2+2"}, "stop", "<think>\n2+2\n</think>\n\n"),
+        ({"content": None}, "content_filter", ""),
+    ],
+)
+def test_texts_of_messages(message: Json, finish: str, text: str) -> None:
+    with engine_at(lambda body, _: chat(body, "x", message=message, finish_reason=finish)) as (engine, _):
+        [[found]] = engine.generate([GenerateRequest((), (1,), turns=ASKED.turns)], PLAIN)
+    assert found.text == text
+    assert found.finish_reason is (FinishReason.LENGTH if finish == "length" else FinishReason.STOP)
+    assert engine.filtered == (finish == "content_filter")
+
+
+@each_case(
+    "answer",
+    [
+        error(429, "slow down", Retry_After="0"),
+        error(429, "slow down"),
+        error(500, "oops"),
+        (503, "<html>busy</html>", {"Retry-After": "0"}),
+        (200, '{"choices": [{"index": 0, "mess', {}),
+        (200, '{"choices": []}', {"Content-Length": "500"}),
+        (200, {"choices": []}, {}),
+        (200, {"choices": [{"index": 0, "message": {"content": "no"}, "finish_reason": None}]}, {}),
+        (200, "[" * 100_000, {}),
+        (
+            200,
+            {"choices": [{"index": index, "message": {"content": "no"}, "finish_reason": "stop"} for index in (0, 1)]},
+            {},
+        ),
+    ],
+)
+def test_what_fails_is_asked_again_with_the_same_seed(answer: tuple[int, Json | str, dict[str, str]]) -> None:
+    with engine_at(lambda body, number: answer if number in (0, 2) else chat(body), concurrency=1) as (engine, server):
+        assert texts(engine.generate([ASKED], PLAIN)) == [["yes", "yes"]]
+    assert [body["seed"] for _, _, body in server.asked] == [11, 11, 12, 12]
+
+
+@each_case(
+    ("message", "lost"),
+    [
+        (
+            "Unrecognized request arguments supplied: min_p, repetition_penalty, top_k",
+            {"min_p", "repetition_penalty", "top_k"},
+        ),
+        ("'seed' is not supported by this model", {"seed"}),
+        ("Extra inputs are not permitted", {"min_p", "repetition_penalty", "top_k", "seed", "temperature", "top_p"}),
+    ],
+)
+def test_fields_that_a_server_does_not_know_are_left_out(message: str, lost: set[str]) -> None:
+    def script(body: Json, _: int) -> tuple[int, Json, dict[str, str]]:
+        return error(400, message) if lost & body.keys() else chat(body)
+
+    with engine_at(script) as (engine, server):
+        assert texts(engine.generate([ASKED], PLAIN)) == [["yes", "yes"]]
+        assert set(engine.unknown) - {"logprobs"} == lost
+    assert server.asked[-1][2]["max_tokens"] == 64
+
+
+def test_a_limit_by_its_newer_name() -> None:
+    message = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
+    with engine_at(lambda body, _: error(400, message) if "max_tokens" in body else chat(body)) as (engine, server):
+        engine.generate([ASKED], PLAIN)
+    assert server.asked[-1][2]["max_completion_tokens"] == 64
+
+
+@each_case(
+    ("status", "message", "said"),
+    [
+        (
+            400,
+            "top_k: Extra inputs are not permitted",
+            "sampled none of 1 prompts; the first: the server refuses it: top_k",
+        ),
+        (401, "bad key", f"bad key .the key in {KEY_VARIABLE}"),
+        (404, "no model tiny", "status 404: no model tiny"),
+        (402, "pay first", "pay first"),
+        (429, "insufficient_quota: you have no credit", "no credit"),
+        (307, "moved", "redirects to http://elsewhere"),
+    ],
+)
+def test_refusals_are_one_line_without_the_key(status: int, message: str, said: str) -> None:
+    with (
+        engine_at(lambda *_: error(status, message, Location="http://elsewhere/v1")) as (engine, _),
+        pytest.raises(UserError, match=said) as raised,
+    ):
+        engine.generate([ASKED], SamplingParams(64, top_k=3, min_p=0.1))
+    assert "\n" not in str(raised.value) and "k3y" not in str(raised.value)
+
+
+def test_one_prompt_that_always_fails_is_not_sampled_and_the_others_are() -> None:
+    def script(body: Json, _: int) -> tuple[int, Json, dict[str, str]]:
+        return error(500, "poison") if body["messages"][0]["content"] == "bad" else chat(body)
+
+    requests = [GenerateRequest((), (1,), turns=(("user", word),)) for word in ("good", "bad", *["good"] * 20)]
+    with engine_at(script, concurrency=2) as (engine, _):
+        found = engine.generate(requests, PLAIN)
+    assert [some[0].finish_reason is FinishReason.ABORT for some in found] == [False, True, *[False] * 20]
+    assert "4 tries failed, the last: status 500: poison" in found[1][0].cause
+
+
+def test_a_server_that_answers_nothing_ends_the_evaluation() -> None:
+    with (
+        engine_at(lambda *_: error(502, "bad gateway")) as (engine, _),
+        pytest.raises(RunFailed, match="4 tries failed, the last: status 502: bad gateway; nothing else was"),
+    ):
+        engine.generate([ASKED], PLAIN)
+
+
+def test_a_wait_until_tomorrow_is_not_waited_for() -> None:
+    with (
+        engine_at(lambda *_: error(429, "daily limit", Retry_After="86400")) as (engine, _),
+        pytest.raises(RunFailed, match="asks to wait for 86400 s"),
+    ):
+        engine.generate([ASKED], PLAIN)
+
+
+def test_as_many_calls_are_under_way_as_asked_for() -> None:
+    """Each is answered only once three are there, and a fourth never is."""
+    together = Barrier(3)
+
+    def script(body: Json, _: int) -> tuple[int, Json, dict[str, str]]:
+        together.wait(HANG_S)
+        return chat(body)
+
+    requests = [GenerateRequest((), (number,), turns=ASKED.turns) for number in range(9)]
+    with engine_at(script, concurrency=3) as (engine, server):
+        assert len(engine.generate(requests, PLAIN)) == 9
+    assert server.busiest == 3
+
+
+def test_several_samples_a_call_share_its_tokens() -> None:
+    """Only the sum is known without log-probs; their text and order are each one's own."""
+    with engine_at(lambda body, _: chat(body, "a", "bcd"), samples_per_call=2) as (engine, server):
+        [found] = engine.generate([ASKED], SamplingParams(64, 0.7))
+    assert [(one.text, one.length, one.seed) for one in found] == [("a", 2, 11), ("bcd", 2, 12)]
+    assert server.asked[0][2]["n"] == 2 and len(server.asked) == 1
+
+
+def test_what_is_under_way_is_hung_up_on() -> None:
+    with engine_at(lambda body, _: chat(body)) as (engine, server):
+        server.hold.clear()
+        future = engine.submit(ASKED, PLAIN)
+        wait_until(lambda: server.now == 2)
+        engine.abort([future])
+        assert future.done() and future.exception() is not None
+        server.hold.set()
+        assert texts(engine.generate([ASKED], PLAIN)) == [["yes", "yes"]]
+
+
+@each_case(
+    ("url", "wanted"),
+    [
+        ("localhost:30000", "http://localhost:30000/v1"),
+        ("https://api.example.com/openai/v1/", "https://api.example.com/openai/v1"),
+        ("http://[::1]:8000/v1/chat/completions", "http://[::1]:8000/v1"),
+        ("https://a.example/deployments/x?api-version=1", "https://a.example/deployments/x"),
+    ],
+)
+def test_addresses(url: str, wanted: str) -> None:
+    assert str(Address.parse(url)) == wanted
+
+
+@each_case("url", ["ftp://a/v1", "http://", "http://a:99999/v1", "https://me:secret@a.example/v1"])
+def test_addresses_that_are_refused(url: str) -> None:
+    with pytest.raises(UserError) as raised:
+        Address.parse(url)
+    assert "secret" not in str(raised.value)
+
+
+@each_case(
+    ("models", "asked", "wanted"),
+    [
+        (["one"], None, "one"),
+        (["one", "two"], "two", "two"),
+        ([], "mine", "mine"),
+    ],
+)
+def test_the_model(models: list[str], asked: str | None, wanted: str) -> None:
+    sent = json.dumps({"data": [{"id": name} for name in models]})
+    with serving(lambda *_: (200, sent, {})) as server:
+        assert model_of(Server(Address.parse(server.url), ""), asked) == wanted
+
+
+def test_a_model_that_must_be_named() -> None:
+    sent = '{"data": [{"id": "one"}, {"id": "two"}]}'
+    with (
+        serving(lambda *_: (200, sent, {})) as server,
+        pytest.raises(UserError, match="--endpoint-model; it has one, two"),
+    ):
+        model_of(Server(Address.parse(server.url), ""), None)
+    with pytest.raises(UserError, match="refused"):
+        model_of(Server(Address.parse(server.url), ""), "mine")
