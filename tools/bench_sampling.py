@@ -6,7 +6,8 @@ The quickstart's network. A response ends at a length that its seed fixes, which
 tokens drawn are overwritten by a stop there, and nowhere else. `uneven` are lengths lognormal with sigma 1, `even` the
 12 to 20 tokens of the quickstart's evaluation. Both ways draw the same responses by the same engine. One batch at a
 time asks for as many samples as there are rows, and waits for all of them; so does the engine itself where limits are
-as low as the even ones. Rounds alternate; ratios are medians of rounds, wall and CPU seconds apart.
+as low as the even ones. A stream asks for twice as many samples as there are rows, one prompt after the other, and gets
+each prompt's when they have ended. Rounds alternate; ratios are medians of rounds, wall and CPU seconds apart.
 """
 
 from __future__ import annotations
@@ -94,6 +95,15 @@ def one_batch_at_a_time(
     return found
 
 
+def as_a_stream(
+    engine: InProcessEngine, requests: Sequence[GenerateRequest], sampling: SamplingParams, rows: int
+) -> list[list[Completion]]:
+    """As an evaluation samples."""
+    with engine.stream([(request, sampling) for request in requests], 2 * rows) as ended:
+        done = dict(ended)
+    return [done[place] for place in range(len(requests))]
+
+
 def timed(work: Callable[[], list[list[Completion]]]) -> tuple[list[list[Completion]], float, float]:
     """The result, and seconds by the wall and of CPU."""
     wall, cpu = time.perf_counter(), time.process_time()
@@ -110,15 +120,16 @@ def measure(load: Load, rounds: int) -> list[Figure]:
         (Path(folder) / CONFIG_FILE).write_text(json.dumps(config | {"max_position_embeddings": longest + 20}))
         engine = InProcessEngine(Path(folder), dtype=torch.float32, device=torch.device("cpu"), max_batch=load.rows)
         engine.load_weights(0, load_file(BASE / "model.safetensors").items())
-        rows: list[tuple[float, float, float, float]] = []
+        rows: list[tuple[float, ...]] = []
         for _ in range(rounds + 1):
             requests = load.requests
             waited, *slow = timed(lambda: one_batch_at_a_time(engine, requests, sampling, load.rows))  # noqa: B023
             found, *fast = timed(lambda: engine.generate(requests, sampling))  # noqa: B023
-            assert tokens(found) == tokens(waited), "a completion depends on its batch"
-            rows.append((slow[0], fast[0], slow[1], fast[1]))
+            streamed, *stream = timed(lambda: as_a_stream(engine, requests, sampling, load.rows))  # noqa: B023
+            assert tokens(found) == tokens(waited) == tokens(streamed), "a completion depends on its batch"
+            rows.append((slow[0], fast[0], slow[1], fast[1], stream[1]))
     count = int(load.lengths.sum())
-    walls, refilled, cpus, refilled_cpus = zip(*rows[1:], strict=True)
+    walls, refilled, cpus, refilled_cpus, streamed_cpus = zip(*rows[1:], strict=True)
     bar = BAR if load.name == "uneven" else None
     return [
         Figure(
@@ -137,6 +148,13 @@ def measure(load: Load, rounds: int) -> list[Figure]:
         ),
         Figure(f"{load.name}, ratio", ratio(walls, refilled), "x", bar=bar, better="higher", repeats=rounds),
         Figure(f"{load.name}, ratio of CPU seconds", ratio(cpus, refilled_cpus), "x", better="higher", repeats=rounds),
+        Figure(
+            f"{load.name}, CPU seconds of a stream",
+            ratio(streamed_cpus, refilled_cpus),
+            "x",
+            better="lower",
+            repeats=rounds,
+        ),
     ]
 
 

@@ -178,6 +178,11 @@ def test_bad_prompts_are_outcomes_of_their_own(tmp_path: Path) -> None:
         found = fleet.generate(requests, SAMPLING)
         check_samples([found[0], found[-1]], REQUESTS[:2], -1)
         assert {c.finish_reason for completions in found[1:-1] for c in completions} == {FinishReason.ABORT}
+        assert fleet.capacity == 2 * 32
+        with fleet.stream([(request, SAMPLING) for request in requests], 8) as ended:
+            streamed = dict(ended)
+        check_samples([streamed[0], streamed[5]], REQUESTS[:2], -1)
+        assert {c.finish_reason for place in range(1, 5) for c in streamed[place]} == {FinishReason.ABORT}
         assert len(told) == 1
         assert len(fleet.members.serving()) == 2
 

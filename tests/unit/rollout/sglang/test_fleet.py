@@ -135,6 +135,22 @@ def test_a_bad_prompt_is_an_outcome_of_its_own(make: Make, tokens: tuple[int, ..
     assert stand_ins.conditions() == ["serving", "serving"]
 
 
+def test_a_stream_answers_each_prompt_and_knows_what_engines_run(make: Make) -> None:
+    """A prompt that is refused is one prompt's failure, told once another is sampled; a lost engine counts no more."""
+    stand_ins = make(2, running=3)
+    assert stand_ins.fleet.capacity == 6
+    requests = [GenerateRequest((5, 50), (1, 2)), *prompts(12)]
+    with stand_ins.fleet.stream([(request, SAMPLING) for request in requests], 9) as ended:
+        found = list(ended)
+    assert found[0][0] != 0
+    done = dict(found)
+    check_all(requests[1:], [done[place] for place in range(1, 13)])
+    assert [(c.finish_reason, c.seed) for c in done[0]] == [(FinishReason.ABORT, 1), (FinishReason.ABORT, 2)]
+    assert "outside the vocabulary" in done[0][0].cause
+    os.kill(stand_ins.fleet.members.all[0].process.pid, signal.SIGKILL)
+    wait_until(lambda: stand_ins.fleet.capacity == 3)
+
+
 @pytest.mark.parametrize("token", [60, -1])
 def test_a_token_outside_the_vocabulary_never_reaches_an_engine(make: Make, token: int) -> None:
     stand_ins = make(1)
