@@ -19,7 +19,7 @@ FLEET_PIP := $(FLEET)/bin/python -m pip --disable-pip-version-check
 FLEET_SET := megasharp/rollout/sglang/engine/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart install fleet gpu lint format test test-unit test-long test-due test-resume docs docs-serve wheel bench clean
+.PHONY: help venv quickstart install fleet gpu lint format test test-unit test-long test-due test-resume docs docs-serve wheel bench verifier-report clean
 
 # A target with two hashes is listed.
 help: ## list these targets
@@ -146,6 +146,11 @@ bench: $(VENV)/.bench ## measure a step, beside TRL's, and its scaling
 	$(BIN)/python tools/bench_cpu.py --size 5m
 	$(BIN)/python tools/bench_scaling.py
 	$(BIN)/python tools/bench_sampling.py
+
+# With RECORD=1 verdicts and the tables of docs/explanation/verifier-errors.md are written.
+verifier-report: export OMP_NUM_THREADS = 1
+verifier-report: $(VENV)/.test ## judge the labelled corpus by all verifiers; RECORD=1 records the verdicts
+	$(BIN)/python tools/verifier_report.py $(if $(RECORD),--record)
 
 clean: ## remove environments, reports and builds; runs stay
 	rm -rf $(VENV) $(FLEET) $(TRAINER) $(ENGINES) .reports build dist site *.egg-info

@@ -1,0 +1,130 @@
+"""The labelled corpus keeps its rules, and no verdict on it changes unseen.
+
+It holds more responses of more kinds than the tests of single verifiers, which say why each rule is as it is: a change
+of a verifier shows here how many others it moves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import second_labels
+import verifier_corpus as corpus
+from verifier_report import RECORD, changes
+from verifier_tables import PAGE, Recorded, agreement, on_page, read_graders, tables
+
+from megasharp.common.errors import UserError
+
+ITEMS = corpus.read_corpus()
+SLOW = [item for item in ITEMS if item.task == "code" or item.today == "timeout"]
+FAST = [item for item in ITEMS if item not in SLOW]
+
+
+def test_the_files_keep_the_rules_of_the_corpus() -> None:
+    named = [(path.name, corpus.read_file(path)) for path in corpus.files()]
+    assert [*corpus.faults(named)] == []
+    assert len(ITEMS) >= 1200 and {item.task for item in ITEMS} == set(corpus.TASKS) - {"countdown_3"}
+
+
+def test_lines_stand_as_the_tools_write_them() -> None:
+    """Recording then changes the verdicts in a diff and nothing else."""
+    for path in corpus.files():
+        text = path.read_text(encoding="utf-8")
+        assert text == "".join(f"{corpus.line_of(item)}\n" for item in corpus.read_file(path)), path.name
+
+
+def assert_recorded(items: list[corpus.CorpusItem]) -> None:
+    changed = [*changes(items, corpus.judged(items))]
+    assert not changed, "\n".join(
+        ["verdicts that are not the recorded ones; where that is meant, record them:", f"  {RECORD}", *changed]
+    )
+
+
+def test_verdicts_are_the_recorded_ones() -> None:
+    assert_recorded(FAST)
+
+
+@pytest.mark.long("sandbox")
+def test_verdicts_that_take_seconds_are_the_recorded_ones() -> None:
+    """Programs; what ran into the report's limit of time may end now, or not."""
+    assert_recorded([item for item in SLOW if item.today != "timeout"])
+
+
+def test_a_changed_verdict_is_named() -> None:
+    """The line has what a reader needs to judge the change; without one, the test above would pass on anything."""
+    item = replace(next(item for item in ITEMS if item.task == "choice" and item.right), today="wrong")
+    [line] = changes([item], corpus.judged([item]))
+    assert line.startswith(f"{item.id} ({item.category}): wrong -> correct, right now: {item.reason}")
+
+
+def test_an_item_without_a_label_is_refused(tmp_path: Path) -> None:
+    item = replace(ITEMS[0], wanted=None)
+    corpus.write_file(tmp_path / f"{item.task}.jsonl", [item])
+    with pytest.raises(UserError, match=f"jsonl:1: {item.id}: wanted is null: read the response"):
+        corpus.read_corpus(tmp_path)
+
+
+def test_repeated_ideas_are_found() -> None:
+    """Four responses that differ in digits, the answer and spaces alone are one idea four times."""
+    first = next(item for item in ITEMS if item.task == "math")
+    alike = [
+        replace(
+            first,
+            id=f"math-{n}",
+            template=f"t{n}",
+            row={"answer": str(n)},
+            response=f"It is  \\boxed{{{n}}}",
+            wanted=label,
+        )
+        for n, label in zip((5, 61, 712, 8), (*corpus.WANTED, *corpus.WANTED), strict=True)
+    ]
+    found = [*corpus.faults([("math.jsonl", alike)])]
+    assert any("masked response" in line and "4 times" in line for line in found)
+    assert not any("template" in line or "id " in line for line in found)
+
+
+def test_the_page_has_the_recorded_verdicts() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == on_page(page, tables(ITEMS, read_graders())), f"write the tables: {RECORD}"
+
+
+def test_kappa_is_that_of_cohens_formula() -> None:
+    """The usual example: 20, 5, 10 and 15 of 50 pairs agree in 0.7 of cases, by chance in 0.5: (0.7 - 0.5) / 0.5."""
+    pairs = [(True, True)] * 20 + [(True, False)] * 5 + [(False, True)] * 10 + [(False, False)] * 15
+    same, kappa = agreement(pairs)
+    assert same == pytest.approx(0.7) and kappa == pytest.approx(0.4)
+    assert agreement([(True, True)] * 3) == (1.0, 1.0)
+
+
+def test_second_labels_come_back_to_their_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second reader sees no label; 200 items of all tasks, each task by its share."""
+    second_labels.write(tmp_path)
+    blind = [
+        json.loads(line) for path in tmp_path.glob("blind-*.jsonl") for line in path.read_text().split("\n") if line
+    ]
+    assert len(blind) == 200 and {tuple(each) for each in blind} == {second_labels.SHOWN}
+    of_task, chosen = Counter(item.task for item in ITEMS), Counter(each["task"] for each in blind)
+    assert all(abs(chosen[task] - 200 * count / len(ITEMS)) < 1 for task, count in of_task.items())
+    copy = tmp_path / "corpus"
+    copy.mkdir()
+    item = ITEMS[0]
+    corpus.write_file(copy / f"{item.task}.jsonl", [replace(item, wanted="correct", second=None)])
+    (tmp_path / "labels-1.jsonl").write_text(json.dumps({"id": item.id, "wanted": "wrong", "reason": "B"}) + "\n")
+    monkeypatch.setattr(second_labels, "files", lambda: corpus.files(copy))
+    first, last = second_labels.read(tmp_path)
+    assert first.startswith(f"{item.id}: correct (") and last == "1 labels, 1 of them other than the first"
+    assert corpus.read_corpus(copy)[0].second == "wrong"
+
+
+def test_tables_count_what_is_recorded() -> None:
+    right, wrong = (
+        next(item for item in ITEMS if item.task == "math" and item.right is each) for each in (True, False)
+    )
+    items = [replace(right, today="format"), replace(wrong, today="correct"), replace(right, today="correct")]
+    text = tables(items, Recorded({"math": {"g": "1"}}, {right.id: "!", wrong.id: "-"}))
+    assert "| `math` | 3 | 1 | 1 | 1 | 0 | 0.500 | 0.500 |" in text
+    assert "| `g` 1 | 3 | 0 | 2 | 0 | 1 |  | 0.000 | 2 |" in text
