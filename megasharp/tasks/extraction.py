@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import date, time
 from decimal import Decimal
 from math import isfinite
@@ -25,32 +26,45 @@ MAX_CHARACTERS = 100_000
 # The end of a text that was cut off, in the place of its last word, which may be half of one (`final_answer.py`).
 CUT = "\u2026"
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BOX = re.compile(
+    r"\\(?:boxed|fbox|framebox)(?:\s*(?P<open>\{)|\s*(?P<bare>-?\d[\d,]*(?:\.\d+)?|\\[A-Za-z]+(?:\s*\{[^{}]*\}|\d)+"
+    r"|\([^()\n]*\)|[A-Z](?![A-Za-z])(?!\s+[a-z])))"
+)
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_MARKER = r"(?:\banswer is|\banswer:|####)"
 # Signs and words between boxes that are one answer, or a choice.
 _BETWEEN = re.compile(
     r"(?:[\s,;:$*&\uff0c\u3001]|\\[()\[\],;: ]|\\q?quad\b|\band\b|\\text\{\s*and\s*\}|\u548c"
     r"|(?P<or>\bor\b|\\text\{\s*or\s*\}|\u6216))*",
     re.IGNORECASE,
 )
-# Words behind an answer that take it back, and words behind those that stand by it.
-_TAKEN_BACK = re.compile(
-    r"\bI (?:give up\b|(?:can ?not|can't|could not|am unable to|am not able to) (?:determine|solve|find|answer|tell"
-    r"|decide|finish)|(?:do not|don't) know)|\b(?:that|this|it|which|(?:the|my) (?:answer|result))(?: answer| result)?"
-    r"(?: is|'s| was| must be| seems| looks) (?:wrong|incorrect|not (?:right|correct)|a mistake|mistaken)\b"
-    r"|\bscratch that\b|\u6211\u653e\u5f03|\u8fd9(?:\u662f)?\u4e0d\u5bf9|\u7b54\u6848(?:\u662f)?\u9519",
-    re.IGNORECASE,
+# Boxes with nothing in them: they fill no place of an answer.
+_EMPTY = re.compile(r"(?:\s|\\(?:ldots|dots|cdots|quad|text\{\s*\}|[,;! ])|\.\.\.|\?|_|[$~])*")
+# "The answer is" in the languages in which models answer; and a heading of that one word.
+_WORDS = (
+    r"\banswer is|\banswer:|####|^[#*\s]{1,8}(?:final )?answer[*:]*(?=[ \t]*(?:\n|\$))",
+    "答案(?:是|为|\uff1a|:)|答え(?:は|\uff1a|:)",
+    r"\bla respuesta (?:final )?es|\brespuesta:|\ba resposta (?:final )?é|\bresposta:",
+    r"\bla réponse (?:finale )?est|\bréponse\s?:|\bdie Antwort (?:ist|lautet)|\bAntwort:",
+    "\\b\u041e\u0442\u0432\u0435\u0442:",
 )
-_STOOD_BY = re.compile(
-    r"(?<!not )\b(?:right|correct|holds|stands|confirmed|fine)\b|\u6ca1\u9519|(?<!\u4e0d)\u6b63\u786e", re.IGNORECASE
-)
+_MARKER = rf"(?:{'|'.join(_WORDS)})"
 # The words must be on one line; what follows them may be bold or quoted, and ends where they are said again. Where a
 # colon, a star or `####` ends their line, it is the next line with anything on it.
-_STATED = re.compile(rf"{_MARKER}(?:[ \t*:]*(?<=[:*#])[ \t]*\n\s*)?[ \t*:]*((?:(?!{_MARKER})[^\n])*)", re.IGNORECASE)
+_STATED = re.compile(
+    rf"{_MARKER}(?:[ \t*:]*(?<=[:\uff1a*#r])[ \t]*\n\s*)?[ \t*:]*((?:(?!{_MARKER})[^\n])*)",
+    re.IGNORECASE | re.MULTILINE,
+)
+# Displayed mathematics goes on with its line: "The answer is: \[5\]".
+_DISPLAYED = re.compile(r"(?<!\s)\s*(?:\\\[\s*([^\n]{1,400}?)\s*\\\]|\$\$\s*([^\n$]{1,400}?)\s*\$\$)")
 
 # DAPO's `(?i)Answer\s*:\s*([^\n]+)`, not within longer words, and with bold type around it.
 _LINE = re.compile(r"\banswer\s*:[\s*]*([^\n]+)", re.IGNORECASE)
+# Where a base model goes on with another turn, or with a problem that it makes up.
+_NEXT = re.compile(
+    r"<\|(?:im_end|im_start|endoftext|eot_id|end_of_text)\|>"
+    r"|^[#* \t]{0,8}(?:(?:human|user|question|q)\s?\d{0,3}[*\s]*[:\uff1a]|(?:problem|exercise|question)\s+\d{1,3}\b)",
+    re.IGNORECASE | re.MULTILINE,
+)
 
 
 def ending(text: str) -> str:
@@ -58,21 +72,62 @@ def ending(text: str) -> str:
     return text[-MAX_CHARACTERS:]
 
 
-def last_box(text: str) -> str | None:
-    r"""Return the contents of the last complete `\boxed{...}`, stripped; None where there is none.
+def own_part(text: str) -> str:
+    """Return a response up to where, after an answer, it goes on with another turn or another problem.
 
-    A box in a box is part of the outer one, and loses its braces and command. A box that is never closed is none.
+    Base models do so: "The answer is 15.\\n\\nQuestion: ...". Only the end of a response is searched and returned.
+    """
+    text = ending(text)
+    marks = list(_NEXT.finditer(text))
+    if not marks:
+        return text
+    ends = [box.end for box in boxes(text)[:1]] + [each.end() for each in [_STATED.search(text)] if each]
+    first = min(ends, default=len(text))
+    return next((text[: mark.start()] for mark in marks if mark.start() >= first), text)
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A closed box of a response: where its command starts, where it has ended, and its contents, stripped."""
+
+    start: int
+    end: int
+    contents: str
+
+
+def boxes(text: str) -> list[Box]:
+    r"""Return the closed boxes of a text that are in no other box and hold anything, in their order.
+
+    A box in a box is part of the outer one, and loses its braces and command. A box that is never closed is none. A
+    number, a command or a capital may stand for braces (`\boxed 5`). Places left empty, as `\boxed{\ldots}`, hold
+    nothing.
+    """
+    nested: list[list[_Span]] = []
+    for span in sorted(_closed_boxes(text)):
+        if nested and span[0] < nested[-1][0][3]:
+            nested[-1].append(span)
+        else:
+            nested.append([span])
+    found = [Box(outer[0], outer[3], _contents(text, outer, inner)) for outer, *inner in nested]
+    return [box for box in found if not _EMPTY.fullmatch(box.contents)]
+
+
+def last_box(text: str) -> str | None:
+    r"""Return the contents of the last box that holds anything; `""` where all are empty, None where there is none.
 
     Example: `last_box(r"\boxed{1}, no: \boxed{\frac{1}{2}}")` is `\frac{1}{2}`.
     """
     text = ending(text)
-    boxes = _closed_boxes(text)
-    if not boxes:
-        return None
-    _, begin, end = boxes[-1]
-    # Boxes within the last one: what opens and what closes them is left out of the text.
-    inside = [box for box in boxes if begin <= box[0]]
-    marks = sorted([(start, inner) for start, inner, _ in inside] + [(close, close + 1) for _, _, close in inside])
+    found = boxes(text)
+    if found:
+        return found[-1].contents
+    return "" if _closed_boxes(text) else None
+
+
+def _contents(text: str, box: _Span, inside: list[_Span]) -> str:
+    """The text in a box without what opens and what closes the boxes inside of it."""
+    _, begin, end, _ = box
+    marks = sorted(mark for start, inner, close, after in inside for mark in ((start, inner), (close, after)))
     kept: list[str] = []
     for start, after in marks:
         kept.append(text[begin:start])
@@ -86,29 +141,15 @@ def joined_boxes(text: str) -> tuple[list[str], bool]:
     Example: `joined_boxes(r"\boxed{1}; thus \boxed{2}, \boxed{3} and $\boxed{4}$")` is `(["2", "3", "4"], False)`.
     """
     text = ending(text)
-    outer: list[tuple[int, int, int]] = []
-    for closed in _closed_boxes(text):
-        while outer and closed[0] < outer[-1][0]:
-            outer.pop()
-        outer.append(closed)
-    run: list[tuple[int, int, int]] = []
+    run: list[Box] = []
     hedged = False
-    for closed in reversed(outer):
-        between = _BETWEEN.fullmatch(text, closed[2] + 1, run[-1][0]) if run else None
+    for box in reversed(boxes(text)):
+        between = _BETWEEN.fullmatch(text, box.end, run[-1].start) if run else None
         if run and between is None:
             break
         hedged = hedged or bool(between and between["or"])
-        run.append(closed)
-    return [last_box(text[start : end + 1]) or "" for start, _, end in reversed(run)], hedged
-
-
-def taken_back(after: str) -> bool:
-    """Return whether the words after an answer take it back, and do not stand by it in the end.
-
-    Example: `taken_back(" Wait, that is wrong. I give up.")` is True, `taken_back(" I know that it is right.")` False.
-    """
-    last = max((match.end() for match in _TAKEN_BACK.finditer(ending(after))), default=None)
-    return last is not None and not _STOOD_BY.search(ending(after), last)
+        run.append(box)
+    return [box.contents for box in reversed(run)], hedged
 
 
 def last_tag(text: str, name: str = "answer") -> str | None:
@@ -128,7 +169,7 @@ def open_box(text: str) -> str | None:
     Example: `open_box(r"\boxed{12}, so \boxed{1")` is `1`.
     """
     text = ending(text)
-    last = max((box[0] for box in _closed_boxes(text)), default=-1)
+    last = max((box.start for box in boxes(text)), default=-1)
     return next((text[box.end() :].strip() for box in _BOX.finditer(text) if box.start() > last), None)
 
 
@@ -138,15 +179,30 @@ def open_tag(text: str, name: str = "answer") -> str | None:
     return inside.strip() if opened and f"</{name}>" not in inside else None
 
 
-def last_stated(text: str) -> str | None:
-    """Return the text after the last "answer is", "answer:" or "####" on its line, stripped; None where none follows.
+def displayed(text: str) -> str:
+    r"""Return the text with displayed mathematics, `\[5\]` or `$$5$$`, within the line before it, as `$5$`."""
+    if r"\[" not in text and "$$" not in text:
+        return text
+    return _DISPLAYED.sub(lambda match: f" ${match[1] or match[2]}$", text)
 
-    Where a colon, a star or `####` ends that line, it is the next line with anything on it.
+
+def statements(text: str) -> list[tuple[str, int]]:
+    """Return what follows each "answer is", "answer:", "####" or the like on its line, with where that begins.
+
+    The words may be Chinese, Japanese, Spanish, French, German, Russian or Portuguese. Where a colon, a star or `####`
+    ends their line, it is the next line with anything on it.
+    """
+    found = [(match[1], match.start(1)) for match in _STATED.finditer(text)]
+    return [(each, start) for each, start in found if each.strip(" \t*")]
+
+
+def last_stated(text: str) -> str | None:
+    """Return the last of `statements`, stripped; None where there is none.
 
     Example: `last_stated("So the answer is (B).")` is `(B).`
     """
-    found = [match[1].strip(" \t*") for match in _STATED.finditer(ending(text))]
-    return next((each for each in reversed(found) if each), None)
+    found = statements(displayed(ending(text)))
+    return found[-1][0].strip(" \t*") if found else None
 
 
 def last_line(text: str) -> str | None:
@@ -160,19 +216,28 @@ def last_line(text: str) -> str | None:
     return next((each for each in reversed(found) if each and not each.endswith(CUT)), None)
 
 
-def _closed_boxes(text: str) -> list[tuple[int, int, int]]:
-    """Find closed boxes: where each starts, where its contents start, and where it is closed; in order of closing."""
-    starts = {match.end(): match.start() for match in _BOX.finditer(text)}
-    boxes: list[tuple[int, int, int]] = []
+# Of a box: where its command starts, where its contents start and end, and where it has ended.
+_Span = tuple[int, int, int, int]
+
+
+def _closed_boxes(text: str) -> list[_Span]:
+    """Find closed boxes, those inside of others too, in no order."""
+    starts: dict[int, int] = {}
+    found: list[_Span] = []
+    for match in _BOX.finditer(text):
+        if match["open"]:
+            starts[match.end()] = match.start()
+        else:
+            found.append((match.start(), match.start("bare"), match.end(), match.end()))
     open_at: list[int] = []
-    for match in _BRACE.finditer(text):
+    for match in _BRACE.finditer(text) if starts else ():
         if match[0] == "{":
             open_at.append(match.end())
         elif match[0] == "}" and open_at:
             inner = open_at.pop()
             if inner in starts:
-                boxes.append((starts[inner], inner, match.start()))
-    return boxes
+                found.append((starts[inner], inner, match.start(), match.end()))
+    return found
 
 
 Fields = Mapping[str, object]

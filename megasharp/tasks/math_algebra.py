@@ -7,20 +7,45 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
+from fractions import Fraction
 
 import math_verify
 import sympy
 from math_verify.grader import is_assignment_relation, is_equation, is_relation, take_last_relation
 from sympy.core.function import AppliedUndef
 
-from megasharp.tasks.math_bounds import MAX_LENGTH, stand_ins, with_stand_ins
+from megasharp.tasks.math_bounds import MAX_DIGITS, MAX_LENGTH, stand_ins, with_stand_ins
 from megasharp.tasks.math_text import bracket, same_text
 
 # It warns once a process that its limit of time is off.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
-_LATEX = (math_verify.LatexExtractionConfig(boxed_match_priority=0),)
+# The library's own list of units has letters (`5t` for 5) and words that change a value: `math_units` knows better.
+_NO_UNITS = replace(math_verify.LatexExtractionConfig().normalization_config, units=False)
+_LATEX = (math_verify.LatexExtractionConfig(boxed_match_priority=0, normalization_config=_NO_UNITS),)
 _ROUNDED_DIGITS = 6
+# A float has 15 to 17 digits; a computation may be wrong in the last of them.
+_FLOAT_DIGITS = 15
+_FLOAT_ERROR = sympy.Rational(1, 10**15)
+
+_DECIMAL = re.compile(r"([-+]?)\s*(\d*)(?:\.(\d*))?")
+_RATIO = re.compile(r"([-+]?)\s*(?:\\frac\s*(?:\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}|(\d)\s*(\d))|(\d+)\s*/\s*(\d+))")
+
+
+def fraction_of(text: str) -> Fraction | None:
+    """The value of a plain integer, decimal or fraction, without the library; None for anything else."""
+    text = text.strip()
+    if len(text) > MAX_DIGITS:
+        return None
+    decimal = _DECIMAL.fullmatch(text)
+    if decimal and (decimal[2] or decimal[3]):
+        return Fraction(f"{decimal[1]}{decimal[2] or '0'}.{decimal[3] or '0'}")
+    ratio = _RATIO.fullmatch(text)
+    if ratio is None:
+        return None
+    above, below = (int(each) for each in ratio.groups()[1:] if each)
+    return Fraction(-above if ratio[1] == "-" else above, below) if below else None
 
 
 def parse(text: str) -> sympy.Basic | sympy.MatrixBase | None:
@@ -46,9 +71,15 @@ def equal(gold_text: str, given_text: str) -> bool:
     capitals = stand_ins(gold_text, given_text)
     gold_text, given_text = with_stand_ins(gold_text, capitals), with_stand_ins(given_text, capitals)
     gold, given = parse(gold_text), parse(given_text)
-    if gold is None or given is None or not _answers(gold, given):
+    if gold is None or given is None:
+        return same_text(gold_text, given_text)
+    if _proportional(gold, given):
+        return True
+    if not _answers(gold, given):
         return same_text(gold_text, given_text)
     gold, given = _complex_beside(gold, given), _complex_beside(given, gold)
+    if _same_numbers(gold, given):
+        return True
     if math_verify.verify(gold, given, timeout_seconds=None, allow_set_relation_comp=True, raise_on_error=True):
         return True
     return _rounds(gold_text, given) or _rounds(given_text, gold)
@@ -57,11 +88,41 @@ def equal(gold_text: str, given_text: str) -> bool:
 def _complex_beside(
     expression: sympy.Basic | sympy.MatrixBase, other: sympy.Basic | sympy.MatrixBase
 ) -> sympy.Basic | sympy.MatrixBase:
-    """The expression with `i` as the imaginary unit where the other is a number that is not real: `2i` by sqrt(-4)."""
+    """The expression with `i` as the imaginary unit where it is the one letter and the other is complex.
+
+    The other is so where it is a number that is not real (`2i` by sqrt(-4)) or has `i` as its one letter too.
+    """
     letters = {each: sympy.I for each in expression.free_symbols if str(each) == "i"}
-    if not letters or not isinstance(other, sympy.Expr) or other.free_symbols or other.doit().is_real is not False:
+    if not letters or not isinstance(other, sympy.Expr):
         return expression
-    return expression.xreplace(letters)
+    alone = (
+        {str(each) for each in expression.free_symbols}
+        == {"i"}
+        == {str(each) for each in other.free_symbols | {*letters}}
+    )
+    if alone and (other.free_symbols or other.has(sympy.I) or other.doit().is_real is False):
+        return expression.xreplace(letters)
+    return expression
+
+
+def _same_numbers(gold: sympy.Basic, given: sympy.Basic) -> bool:
+    """Compare two complex numbers that are not real, to 15 digits; False for anything else."""
+    if not all(isinstance(each, sympy.Expr) and not each.free_symbols and each.has(sympy.I) for each in (gold, given)):
+        return False
+    return bool(abs(sympy.N(gold.doit() - given.doit(), 20)) < _FLOAT_ERROR)
+
+
+def _proportional(gold: sympy.Basic, given: sympy.Basic) -> bool:
+    """Return True for equations in several unknowns of which one is the other times a constant, as of a line."""
+    if not all(isinstance(each, sympy.Eq) and len(each.free_symbols) > 1 for each in (gold, given)):
+        return False
+    if gold.free_symbols != given.free_symbols:
+        return False
+    one, other = (sympy.expand(each.lhs - each.rhs) for each in (gold, given))
+    if not (one.is_polynomial() and other.is_polynomial()) or other == 0:
+        return False
+    ratio = sympy.cancel(one / other)
+    return bool(ratio.is_number and ratio != 0)
 
 
 def _answers(gold: sympy.Basic, given: sympy.Basic) -> bool:
@@ -80,13 +141,17 @@ def _answers(gold: sympy.Basic, given: sympy.Basic) -> bool:
 
 
 def _rounds(text: str, expression: sympy.Basic) -> bool:
-    """Return True where a text is a decimal of at least six digits, and `expression` rounds to it."""
+    """Return True where a text is a decimal of at least six digits that `expression` rounds to, or a float of it."""
     number = re.fullmatch(r"-?(\d*)\.(\d+)", text.strip())
     if number is None or len((number[1] + number[2]).lstrip("0")) < _ROUNDED_DIGITS:
         return False
     value = _value(expression)
+    if value is None:
+        return False
     half = sympy.Rational(1, 2 * 10 ** len(number[2]))
-    return value is not None and bool(abs(value - sympy.Rational(text.strip())) <= half)
+    if len((number[1] + number[2]).lstrip("0")) >= _FLOAT_DIGITS:
+        half = max(half, abs(value) * _FLOAT_ERROR)
+    return bool(abs(value - sympy.Rational(text.strip())) <= half)
 
 
 def _value(expression: sympy.Basic) -> sympy.Expr | None:
@@ -95,7 +160,7 @@ def _value(expression: sympy.Basic) -> sympy.Expr | None:
         expression = take_last_relation(expression).rhs
     if not isinstance(expression, sympy.Expr) or expression.free_symbols:
         return None
-    value = sympy.N(expression.doit(), 20)
+    value = sympy.N(expression.doit(), 30)
     return value if value.is_Float or value.is_Rational else None
 
 

@@ -99,7 +99,12 @@ MAX_FUNCTIONS = 2
 _COMPUTES = re.compile(
     r"\\(?:i*int|oint|sum|prod|lim|limsup|liminf|bigcup|bigcap)(?![A-Za-z])|\\frac\{d\}|!\s*!|\)\s*!|\}\s*!"
 )
-_BINOMIAL = re.compile(r"\\(?:d|t)?binom\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+# Functions that grow as factorials do; the arguments, in braces or brackets, are read up to where they close.
+_BINOMIAL = re.compile(r"\\(?:[dt]?binom|choose)(?![A-Za-z])|\\[Gg]amma(?=\s*(?:\\left\s*)?[({\d])")
+_GROWING = re.compile(
+    r"\\(?:operatorname|mathrm|text)\s*\{\s*(?:\w*(?:gamma|binom|fact|fib|zeta|perm|comb|prime|eye|zeros|ones)\w*)\s*\}",
+    re.IGNORECASE,
+)
 _FUNCTION = re.compile(
     r"\\?(?:arc|ar)?(?:sin|cos|tan|cot|sec|csc)h?(?![A-Za-z])|\\?(?:exp|log|ln|lg)(?![A-Za-z])|\\operatorname\s*\{[^{}]*\}"
 )
@@ -131,10 +136,42 @@ def beyond(text: str) -> str | None:
         return f"functions of functions, more than {MAX_FUNCTIONS}"
     if any(len(number) > MAX_FACTORIAL_DIGITS for number in _FACTORIAL.findall(text)):
         return "a large factorial"
-    for binomial in map("".join, _BINOMIAL.findall(text)):
-        if "^" in binomial or any(len(number) > MAX_FACTORIAL_DIGITS + 1 for number in _NUMBER.findall(binomial)):
-            return "a large binomial coefficient"
+    if _grows(text):
+        return "a large binomial coefficient or gamma function"
     return _exponents(text)
+
+
+def _grows(text: str) -> bool:
+    """Return True where a binomial coefficient, a gamma function or their kin may be given a large argument."""
+    for match in (*_BINOMIAL.finditer(text), *_GROWING.finditer(text)):
+        # `{n \\choose k}` has an argument before it too.
+        arguments = text if match[0] == r"\choose" else _arguments(text, match.end())
+        numbers = _NUMBER.findall(arguments)
+        if numbers and ("^" in arguments or "!" in arguments or max(map(len, numbers)) > MAX_FACTORIAL_DIGITS + 1):
+            return True
+    return False
+
+
+def _arguments(text: str, start: int) -> str:
+    """The groups in braces or brackets that follow a command, or its first sign."""
+    end = start
+    for _ in range(2):
+        skipped = re.compile(r"(?:\s|\\left|\\[,;:! ])*").match(text, end)
+        end = skipped.end() if skipped else end
+        if end < len(text) and text[end] in "{(":
+            end += len(_balanced(text[end:]))
+    number = re.compile(r"[\d.]*").match(text, end)
+    return text[start : number.end() if number else end] or text[start : start + 1]
+
+
+def _balanced(text: str) -> str:
+    """The bracket that a text begins with, up to where it closes, or all of the text."""
+    depth = 0
+    for length, sign in enumerate(text, start=1):
+        depth += (sign in "{(") - (sign in "})")
+        if not depth:
+            return text[:length]
+    return text
 
 
 def _nested_functions(text: str) -> int:

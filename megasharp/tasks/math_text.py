@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from megasharp.tasks.math_units import number_in_words
+
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 _SPELLINGS = tuple(
     (re.compile(re.escape(written) + (r"(?![A-Za-z])" if written[-1].isalpha() else "")), kept)
@@ -18,64 +20,39 @@ _SPELLINGS = tuple(
         (r"\leq", r"\le"),
         (r"\geq", r"\ge"),
         (r"\varnothing", r"\emptyset"),
-        ("\N{DEGREE SIGN}", r"^\circ"),
         (r"^{\circ}", r"^\circ"),
-        ("\N{MINUS SIGN}", "-"),
     )
 )
 _THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!;: ]|\{,\}|,\\!)(?=\d{3}(?!\d))")
+_COMMA_THOUSANDS = re.compile(r"(?<![\d,.])(\d{1,3}(?:,\d{3})+)(?![\d,])")
+_DECIMAL_SIGN = re.compile(r"(?<=\d)\{[,.]\}(?=\d)")
 _SPACED_THOUSANDS = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _SCIENTIFIC = re.compile(r"(-?\d+(?:\.\d+)?)[eE]\+?(-?\d+)")
 _MIXED = re.compile(r"(-?\d+) (\d+)/(\d+)")
 _REPEATING = re.compile(
     r"(-?)(\d*)\.(\d{0,99})\\(?:overline|bar|overset\{\s*[-_]+\s*\})\s*\{(\d{1,99})\}(?:\\ldots|\\dots|\.{3})?"
 )
-_NEARLY = re.compile(r"(?:\\approx|\\simeq|\\sim|\N{ALMOST EQUAL TO}|=)(?![A-Za-z])\s*")
+_NEARLY = re.compile(r"(?:\\approx|\\simeq|\\sim|=)(?![A-Za-z])\s*")
+# What leads to an answer, and is no part of it: "The answer is 5", `\therefore 5`, `x is 5`.
+_LED = re.compile(
+    r"(?:\\(?:therefore|implies|Rightarrow|Longrightarrow)(?![A-Za-z])|\\text\s*\{[^{}]*(?:\bis|\bare|\bequals|[:=])\s*\}"
+    r"|(?:[Tt]hus|[Hh]ence|[Ss]o|[Tt]herefore),?\s|(?:[Tt]he )?(?:[Ff]inal )?[Aa]nswer(?: is)?\s*:?\s+|[A-Za-z] is\s+)"
+    r"(?:\\[,;: ]|\s|:)*(?=\S)"
+)
+_TIMES_TEN = re.compile(r"(?<=\d)\s*[xX*]\s*(?=10\s*\^)")
+_DOTTED = re.compile(r"\\dot\{(\d)\}(?:(\d*)\\dot\{(\d)\})?")
+_WORD_BASE = re.compile(r"_\s*\{\s*\\(?:text|mathrm)\s*\{\s*([a-z]+)\s*\}\s*\}")
+_TOKEN_BRACES = re.compile(r"([\^_])\{(\w)\}")
 _TURNED = re.compile(r"([^=<>\\A-Za-z]+)=\s*([A-Za-z])")
 _ROW = re.compile(r"-?\d+(?:\s+-?\d+)+")
 _BASED = re.compile(r"([0-9A-Za-z]+)_\{?(\d{1,2})\}?")
-_PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*(?:\\?%|percent)\s*\}|percent)$")
 
 _WORD_COMMANDS = re.compile(r"\\(?:text|textbf|textrm|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
 # A date's or a room's number may follow.
 _LETTERS = re.compile(r"\(?[A-Za-z][A-Za-z' -]*(?:(?<=[A-Za-z]{3} )\d+)?\)?\.?")
+_ENGLISH = re.compile(r"[A-Za-z]{3,}(?:[ -][A-Za-z]+)*|an? [a-z ]+")
 _FUNCTION = re.compile(r"sin|cos|tan|log|ln|exp|sqrt|pi|infty")
 _LEAST_LETTERS = 4
-
-_UNITS = {
-    name: names[0]
-    for names in (
-        ("mm", "millimeter", "millimetre"),
-        ("cm", "centimeter", "centimetre"),
-        ("m", "meter", "metre"),
-        ("km", "kilometer", "kilometre"),
-        ("in", "inch", "inches"),
-        ("ft", "foot", "feet"),
-        ("yd", "yard"),
-        ("mi", "mile"),
-        ("g", "gram"),
-        ("kg", "kilogram"),
-        ("lb", "pound"),
-        ("s", "sec", "second"),
-        ("min", "minute"),
-        ("h", "hr", "hour"),
-        ("day",),
-        ("year",),
-        ("mph", "miles per hour", "mile per hour"),
-        ("km/h", "kph", "kilometers per hour"),
-        ("m/s", "meters per second"),
-        ("cent",),
-        ("dollar",),
-        ("degree",),
-        ("radian",),
-    )
-    for name in names
-}
-_UNIT = re.compile(
-    r"(?:\\[,;: ]|[\s~])*"
-    r"(?:\\(?:text|textrm|mathrm|mbox)\s*\{\s*(?P<command>[A-Za-z/. ]+?)\s*\}|(?<=[\d\s}])(?P<bare>[A-Za-z/ ]+?))"
-    r"(?P<power>\s*\^\s*\{?[23]\}?)?$"
-)
 
 
 def plain(text: str) -> str:
@@ -91,7 +68,12 @@ def plain(text: str) -> str:
             text = text[len(before) : -len(after)].strip()
     for written, kept in _SPELLINGS:
         text = written.sub(kept.replace("\\", r"\\"), text)
-    text = _THOUSANDS.sub("", text.rstrip(".").strip())
+    text = _LED.sub("", text, count=1) if _LED.match(text) else text
+    text = _DECIMAL_SIGN.sub(".", _THOUSANDS.sub("", text.rstrip(".").strip()))
+    if "," in text and not {"(", "[", "{"}.intersection(text):
+        text = _COMMA_THOUSANDS.sub(lambda number: number[1].replace(",", ""), text)
+    text = _TIMES_TEN.sub(r"\\times ", text)
+    text = _WORD_BASE.sub(_base, _DOTTED.sub(r"\\overline{\1\2\3}", text))
     text = _NEARLY.sub("", text, count=1) if _NEARLY.match(text) else text
     text = _TURNED.sub(r"\2=\1", text) if _TURNED.fullmatch(text) else text
     text = _MIXED.sub(r"\1\\frac{\2}{\3}", text) if _MIXED.fullmatch(text) else text
@@ -99,7 +81,22 @@ def plain(text: str) -> str:
     if _SPACED_THOUSANDS.fullmatch(text):
         text = text.replace(" ", "")
     scientific = _SCIENTIFIC.fullmatch(text)
-    return rf"{scientific[1]}\times10^{{{scientific[2]}}}" if scientific else text
+    return rf"{scientific[1]}\times10^{{{scientific[2]}}}" if scientific else _number(text)
+
+
+def _number(text: str) -> str:
+    """The number that English words are, in digits; other texts as they are."""
+    inner = _WORD_COMMANDS.sub(r"\1", text).strip(" .") if text[:1] == "\\" or text.isascii() else ""
+    number = number_in_words(inner) if _ENGLISH.fullmatch(inner) else None
+    if number is None:
+        return text
+    return str(number) if number.denominator == 1 else rf"\frac{{{number.numerator}}}{{{number.denominator}}}"
+
+
+def _base(word: re.Match[str]) -> str:
+    """An index that is a word, as a number: of `113_{\\text{six}}`."""
+    number = number_in_words(word[1])
+    return word[0] if number is None else f"_{{{number}}}"
 
 
 def _fraction(decimal: re.Match[str]) -> str:
@@ -129,28 +126,6 @@ def words(text: str) -> str:
     return " ".join(inner.replace("(", " ").replace(")", " ").strip(" .").casefold().split())
 
 
-def without_unit(text: str) -> tuple[str, str]:
-    r"""A plain answer without the unit at its end, and that unit's name; `""` for none that is known.
-
-    Example: `without_unit(r"60\,\text{ kilometers per hour}")` is `("60", "km/h")`.
-    """
-    match = _UNIT.search(text)
-    if match is None or not match.start():
-        return text, ""
-    name = (match["command"] or match["bare"]).strip(" .").casefold()
-    known = _UNITS.get(name) or _UNITS.get(name.removesuffix("s"))
-    if known is None:
-        return text, ""
-    power = re.sub(r"\D", "", match["power"] or "")
-    return text[: match.start()].strip(), known + power
-
-
-def without_percent(text: str) -> tuple[str, bool]:
-    """A plain answer without a percent sign at its end, and whether it had one."""
-    match = _PERCENT.search(text)
-    return (text[: match.start()], True) if match and match.start() else (text, False)
-
-
 def in_base(text: str) -> tuple[str, int] | None:
     """The digits and the base of a number such as `2516_8`; None for anything else."""
     match = _BASED.fullmatch(text.replace(" ", ""))
@@ -170,7 +145,9 @@ def same_text(gold: str, given: str) -> bool:
 
 
 def without_spaces(text: str) -> str:
-    """Remove spaces, but keep one between two digits: `1 2` is not `12`."""
+    r"""Remove spaces, but keep one between two digits, `1 2` is not `12`; and braces around one sign, `x^{2}`."""
+    while _TOKEN_BRACES.search(text):
+        text = _TOKEN_BRACES.sub(r"\1\2", text)
     return re.sub(r"(?<!\d) | (?!\d)", "", " ".join(text.split()))
 
 

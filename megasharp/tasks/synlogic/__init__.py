@@ -21,8 +21,9 @@ from pathlib import Path
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
-from megasharp.tasks.extraction import check_names, name_of, read_objects, taken_back, text_field
+from megasharp.tasks.extraction import check_names, name_of, read_objects, text_field
 from megasharp.tasks.judge import TaskItem
+from megasharp.tasks.retraction import taken_back
 from megasharp.tasks.synlogic import boxed, equations, filling, latin, placing, texts
 from megasharp.tasks.synlogic.finding import final_part, words_after
 from megasharp.tasks.synlogic.game import Check, Game, GameError, read_game

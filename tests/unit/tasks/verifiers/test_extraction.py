@@ -6,7 +6,8 @@ import time
 
 from cases import each_case
 
-from megasharp.tasks.extraction import MAX_CHARACTERS, last_box, last_stated, last_tag
+from megasharp.tasks.extraction import MAX_CHARACTERS, last_box, last_stated, last_tag, own_part
+from megasharp.tasks.retraction import taken_back
 
 
 @each_case(
@@ -20,8 +21,22 @@ from megasharp.tasks.extraction import MAX_CHARACTERS, last_box, last_stated, la
         (r"\boxed{\{1,2\}}", r"\{1,2\}"),
         (r"\boxed{1} and then \boxed{2", "1"),
         (r"\boxed{}", ""),
-        (r"\boxed{1} \boxed{ }", ""),
+        (r"\boxed{ }", ""),
+        # Places left empty take nothing back.
+        (r"\boxed{1} \boxed{ }", "1"),
+        (r"\boxed{1} \boxed{\ldots}", "1"),
         (r"\boxed", None),
+        # TeX takes the next token where there are no braces.
+        (r"\boxed 5", "5"),
+        (r"$\boxed 72$.", "72"),
+        (r"\boxed\frac16", r"\frac16"),
+        (r"\boxed\sqrt{2}", r"\sqrt{2}"),
+        (r"\boxed B", "B"),
+        (r"\boxed(97).", "(97)"),
+        (r"\boxed{\boxed 5 + \boxed{1}}", "5 + 1"),
+        (r"\boxed A comet", None),
+        (r"in \boxed and then", None),
+        (r"\framebox{8}", "8"),
         (r"}}} \boxed{6}", "6"),
         ("boxed{1}", None),
         ("", None),
@@ -60,17 +75,93 @@ def test_the_last_tags(text: str, inside: str | None) -> None:
         ("the answer is 1, the answer is ", "1, the"),
         ("the answer is 6. Wait, the answer is 7.", "7."),
         ("answers are 3", None),
+        ("所以答案是 5。", "5。"),
+        ("La respuesta es **63**.", "63**."),
+        ("Ответ: 7", "7"),
+        ("答えは45です。", "45です。"),
+        ("### Answer\n18", "18"),
+        ("### Answers\n18", None),
+        (r"The answer is: \[5\]", "$5$"),
+        ("The answer is:\n\\[\n5\n\\]", "$5$"),
+        ("The answer is\n\n$$\n5\n$$ or so", "$5$ or so"),
     ],
 )
 def test_what_is_stated(text: str, stated: str | None) -> None:
     assert last_stated(text) == stated
 
 
-@each_case("sign", ["{", "}", r"\boxed{", "<answer>", "</answer>", "answer is", "answer: ", "#", "\\"])
+@each_case(
+    ("text", "own"),
+    [
+        ("The answer is 15.\n\nQuestion: Max reads 4.\nAnswer: 4", "The answer is 15.\n\n"),
+        ("\\boxed{8}\n<|im_end|>\n<|im_start|>user\n\\boxed{4}", "\\boxed{8}\n"),
+        ("\\boxed{8}\n\n### Problem 2\n\\boxed{4}", "\\boxed{8}\n\n"),
+        # Before an answer it is the problem, said again.
+        ("Question: two of it?\n\\boxed{8}", "Question: two of it?\n\\boxed{8}"),
+        ("\\boxed{8}. No problem 2 is left.", "\\boxed{8}. No problem 2 is left."),
+    ],
+)
+def test_a_response_ends_where_another_problem_begins(text: str, own: str) -> None:
+    assert own_part(text) == own
+
+
+@each_case(
+    ("after", "taken"),
+    [
+        (". Hmm, wait, that is wrong, I give up.", True),
+        ("\nBut that cannot be right. There must be an error somewhere.", True),
+        (". Strike that, please disregard the box above.", True),
+        (".\n\nI could not determine the number with certainty.", True),
+        (". Wait, I made a mistake: let me start over. The", True),
+        (". This result is incorrect.", True),
+        # The last word counts.
+        (". Wait, let me verify: yes.", False),
+        (". Is that wrong? No, it is right.", False),
+        (". Hmm, that is wrong. No wait, that is correct after all.", False),
+        (". That is correct. Hmm, no, this is wrong.", True),
+        # Of no answer, or of another.
+        (".", False),
+        (". If this is wrong, tell me.", False),
+        (". A common mistake is to forget the sign.", False),
+        (". A quick count gives 6, but that is wrong.", False),
+        (". The other options are wrong.", False),
+        (". I hope it is correct.", False),
+        (". I am not sure.", False),
+    ],
+)
+def test_answers_that_are_taken_back(after: str, taken: bool) -> None:
+    assert taken_back(after) is taken
+
+
+@each_case(
+    "sign",
+    [
+        "{",
+        "}",
+        r"\boxed{",
+        r"\boxed{1}",
+        r"\boxed{\boxed 1}",
+        r"\[ ",
+        r"\[x\]\n",
+        " ",
+        "\n# ",
+        "$$",
+        "I give up ",
+        "that is wrong ",
+        "Question: ",
+        "答案是",
+        "<answer>",
+        "</answer>",
+        "answer is",
+        "answer: ",
+        "#",
+        "\\",
+    ],
+)
 def test_megabytes_are_searched_at_once(sign: str) -> None:
     text = sign * (10_000_000 // len(sign))
     started = time.process_time()
-    last_box(text), last_tag(text), last_stated(text)
+    last_box(text), last_tag(text), last_stated(text), own_part(text), taken_back(text)
     assert time.process_time() - started < 2.0
 
 

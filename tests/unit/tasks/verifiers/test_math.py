@@ -10,13 +10,15 @@ import multiprocessing
 import signal
 import threading
 import time
+from unittest.mock import Mock
 
+import pytest
 from cases import each_case
 from waiting import HANG_S, SOON_S
 
 from megasharp.common.records import Outcome
+from megasharp.tasks import math_algebra
 from megasharp.tasks.judge import TaskItem
-from megasharp.tasks.judge import verify as judge_and_catch
 from megasharp.tasks.math import MathAnswer, canonical, verify
 from megasharp.tasks.math_bounds import beyond
 from megasharp.tasks.prompts import TEMPLATES, worded
@@ -184,6 +186,106 @@ def judge(gold: str, given: str) -> Outcome:
         ("(x+1)^{10}", "(1+x)^{10}", CORRECT),
         ("x^{100}", "x^{50}x^{50}", CORRECT),
         ("(a+b+c)^3", "(c+b+a)^3", CORRECT),
+        # Equations: the right side of what a problem may ask for, but of no false or unsolved one.
+        ("70", "m+n=70", CORRECT),
+        ("71", "m+n=70", WRONG),
+        ("70", "70=m+n", CORRECT),
+        ("70", "|AB|=70", CORRECT),
+        ("70", "f(1)+f(2)=70", CORRECT),
+        (r"\frac{1}{3}", r"\frac{AB}{CD}=\frac13", CORRECT),
+        (r"\frac{1}{3}", r"\cos\theta=\frac13", CORRECT),
+        ("70", r"N\equiv 70 \pmod{1000}", CORRECT),
+        ("7", "x_1+x_2=7", CORRECT),
+        ("210", r"\sum_{k=1}^{20}k=210", CORRECT),
+        ("50", r"\text{average speed}=50", CORRECT),
+        (r"\frac{9}{2}", r"x=\frac{18}{4}=\frac{9}{2}=4.5", CORRECT),
+        ("5", "x=5=6", WRONG),
+        ("5", "6=5", WRONG),
+        ("5", "2^2=5", WRONG),
+        ("5", "x+x^2=5", WRONG),
+        ("5", r"\sin x+x=5", WRONG),
+        ("5", r"x\ge 5", WRONG),
+        ("3", "N=7k+3", WRONG),
+        ("5", r"2x=10\ \Rightarrow\ x=5", CORRECT),
+        ("3.16", r"\sqrt{10}\approx 3.16", CORRECT),
+        (r"\sqrt{10}", r"\sqrt{10}\approx 3.16", CORRECT),
+        ("(2,3)", "(p,q)=(2,3)", CORRECT),
+        ("(2,3)", r"y=3\text{ and }x=2", CORRECT),
+        ("(2,3)", "x=3, y=2", WRONG),
+        ("y=2x+3", "2x-y+3=0", CORRECT),
+        ("y=2x+3", "2x-y+4=0", WRONG),
+        ("f(x)=3x+1", "y=3x+1", CORRECT),
+        (r"x\equiv 2\pmod 7", r"x\equiv 9\pmod{7}", CORRECT),
+        (r"x\equiv 2\pmod 7", r"x\equiv 2\pmod 8", WRONG),
+        # Words behind a number that change its value, and those that do not.
+        ("5", r"5\text{ million}", WRONG),
+        ("5000000", r"5\text{ million people}", CORRECT),
+        ("5", r"5\mathrm{i}", WRONG),
+        ("3+2i", r"3+2\mathrm{i}", CORRECT),
+        ("5", r"5\text{ (or 6)}", WRONG),
+        ("5", r"5\text{ dozen}", WRONG),
+        ("25", r"5\text{ squared}", CORRECT),
+        ("5", r"5\text{万}", WRONG),
+        ("5", r"5\text{ apples}", CORRECT),
+        ("5", "5 apples", CORRECT),
+        ("5", "5t", WRONG),
+        ("3m", "3", WRONG),
+        (r"\$18", r"18\text{ cents}", WRONG),
+        (r"\$18", r"18\text{ dollars}", CORRECT),
+        (r"60^\circ", "60'", WRONG),
+        (r"60^\circ", r"60\text{ radians}", WRONG),
+        ("6", "six", CORRECT),
+        (r"\frac{5}{2}", r"\text{two and a half}", CORRECT),
+        # Percent: one reading of a share.
+        ("0.25", r"25\%", CORRECT),
+        ("0.25", r"0.25\%", WRONG),
+        (r"25\%", "0.25", CORRECT),
+        (r"25\%", "25", CORRECT),
+        # Names of points.
+        ("AB", "BA", WRONG),
+        ("AB", r"\overline{BA}", CORRECT),
+        (r"\angle ACB", r"\angle ABC", WRONG),
+        (r"\angle ABC", r"\angle CBA", CORRECT),
+        # Lists keep what they repeat.
+        ("1,2", "1,1,2", WRONG),
+        ("1,2,2", "1,2", WRONG),
+        ("1,2,2", "2,1,2", CORRECT),
+        ("1,2,2", "1,1,2", WRONG),
+        (r"\frac12", r"\frac12\text{ or }0.5", CORRECT),
+        (r"\frac{3\pm\sqrt{15}}{3}", r"1\pm\frac{\sqrt{15}}{3}", CORRECT),
+        (r"(-\infty,-2]\cup[3,\infty)", r"x\le -2\text{ or }x\ge 3", CORRECT),
+        # Floats of fractions and roots at full precision.
+        (r"\frac{58}{3}", "19.333333333333332", CORRECT),
+        (r"-\frac73", "-2.3333333333333335", CORRECT),
+        (r"2\sqrt{2}", "2.8284271247461903", CORRECT),
+        ("0.3", "0.30000000000000004", CORRECT),
+        (r"\frac{58}{3}", "19.333333333333432", WRONG),
+        # Unicode, and spellings of other countries.
+        ("-5", "\N{EN DASH}5", CORRECT),
+        ("70", "\uff17\uff10", CORRECT),
+        ("35", "٣٥", CORRECT),
+        (r"5\sqrt{3}", "5√3", CORRECT),
+        (r"\frac32", "1½", CORRECT),
+        (r"36\text{ cm}^2", "36 cm²", CORRECT),
+        ("3.5", "3{,}5", CORRECT),
+        ("1234000", "12,34,000", CORRECT),
+        ("1000000", "1 x 10^6", CORRECT),
+        (r"\frac13", r"0.\dot{3}", CORRECT),
+        ("113_6", r"113_{\text{six}}", CORRECT),
+        ("5", r"\therefore 5", CORRECT),
+        ("5", r"\text{The answer is }5", CORRECT),
+        ("5", "x is 5", CORRECT),
+        # Vectors, intervals and complex numbers in other notations.
+        (r"\begin{pmatrix}3\\4\end{pmatrix}", r"\langle 3,4\rangle", CORRECT),
+        ("(3,5)", r"3\mathbf{i}+5\mathbf{j}", CORRECT),
+        ("(3,5)", r"5\mathbf{i}+3\mathbf{j}", WRONG),
+        (r"(1,+\infty)", r"]1;+\infty[", CORRECT),
+        ("-3<x<5", "5>x>-3", CORRECT),
+        (r"(-\infty,-4]", r"\{x\mid x\le -4\}", CORRECT),
+        (r"2e^{i\pi/3}", r"1+i\sqrt3", CORRECT),
+        (r"\pm i\sqrt{3}", r"\pm\sqrt{-3}", CORRECT),
+        (r"\frac{e^{2x}}{2}+C", r"\tfrac12 e^{2x}+K", CORRECT),
+        (r"9^{9^9}", r"9^{9^{9}}", CORRECT),
     ],
 )
 def test_the_corpus(gold: str, given: str, expected: Outcome) -> None:
@@ -193,7 +295,6 @@ def test_the_corpus(gold: str, given: str, expected: Outcome) -> None:
 CONVENTIONS = [("50", r"50\%"), ("12.5", r"12.5\%"), ("5", r"5\text{ cm}"), (r"90^\circ", "90"), ("2516_8", "2516")]
 DEPARTURES = [
     (r"5\text{ cm}", r"50\text{ mm}"),
-    ("6", "six"),
     (r"\text{no solution}", r"\emptyset"),
     ("2^{30000}", "4^{15000}"),
     ("x=2", "2x=4"),
@@ -213,7 +314,11 @@ def test_right_answers_that_are_not_recognised(gold: str, given: str) -> None:
 @each_case(
     ("text", "expected"),
     [
-        (r"\boxed{1} or \boxed{3}", CORRECT),
+        # Boxes joined by "or" are several answers; the last of others counts.
+        (r"\boxed{1} or \boxed{3}", WRONG),
+        (r"$\boxed{1}$, $\boxed{2}$ or $\boxed{3}$", WRONG),
+        (r"$\boxed{3}$ or $\boxed{\frac{6}{2}}$", CORRECT),
+        (r"\boxed{1}. Then \boxed{3}", CORRECT),
         (r"\boxed{3}, or rather \boxed{1}", WRONG),
         (r"\boxed{\boxed{3}}", CORRECT),
         (r"\boxed{x = \boxed{3}}", CORRECT),
@@ -221,9 +326,34 @@ def test_right_answers_that_are_not_recognised(gold: str, given: str) -> None:
         ("#### 3", CORRECT),
         (r"the answer is $\frac{6}{2}$", CORRECT),
         ("the answer is 4", WRONG),
-        (r"\boxed{4} The answer is 3", WRONG),
+        # What is stated last counts, if it can be read.
+        (r"\boxed{4} The answer is 3", CORRECT),
+        (r"\boxed{3}. So the correct answer is 4, not 3.", WRONG),
+        (r"\boxed{4}. So the correct answer is 3, not 4.", CORRECT),
+        (r"\boxed{3}. The answer is in the box.", CORRECT),
+        # An answer taken back is none, unless it is confirmed.
+        (r"\boxed{3}. Wait, that is wrong. I give up.", WRONG),
+        ("The answer is 3. Hmm, this cannot be right.", WRONG),
+        (r"\boxed{3}. Wait, let me verify: yes.", CORRECT),
+        (r"\boxed{4}. That is wrong. So \boxed{3}", CORRECT),
         (r"\boxed{}", Outcome.FORMAT),
-        (r"\boxed{3} \boxed{ }", Outcome.FORMAT),
+        (r"\boxed{3} \boxed{ }", CORRECT),
+        (r"\boxed 3", CORRECT),
+        (r"The answer is: \[3\]", CORRECT),
+        ("The answer is:\n\\[\n3\n\\]\n", CORRECT),
+        ("So x + 1 = 4.\n$\\therefore 3$", CORRECT),
+        ("So x + 1 = 4.\n$\\therefore x = 3$.", CORRECT),
+        ("$\\therefore 3$ is odd, and so on", Outcome.FORMAT),
+        ("\N{THEREFORE} 3", CORRECT),
+        (r"The answer is $\sqrt{9}$.", CORRECT),
+        ("The answer is $x=3$.", CORRECT),
+        ("The answer is $3$ or $4$.", Outcome.FORMAT),
+        ("答案是 3。", CORRECT),
+        ("答案是 3万。", Outcome.FORMAT),
+        ("### Answer\n$$3$$", CORRECT),
+        # Another problem, made up after the answer.
+        ("\\boxed{3}\n\nProblem 2: 2+2?\n\\boxed{4}", CORRECT),
+        ("\\boxed{4}\n\nHuman: 1+2?\n\\boxed{3}", WRONG),
         (r"\boxed{3", Outcome.FORMAT),
         ("I got 3", Outcome.FORMAT),
         ("the answer is x", Outcome.FORMAT),
@@ -233,11 +363,26 @@ def test_right_answers_that_are_not_recognised(gold: str, given: str) -> None:
         ("wait " * 2_000_000 + r"\boxed{3}", CORRECT),
         (r"\boxed{" + "3" * 10_000_000 + "}", Outcome.FORMAT),
     ],
-    ids=range(19),
+    ids=range(44),
 )
 def test_where_the_answer_is(text: str, expected: Outcome) -> None:
     verdict = verify(text, MathAnswer("3"))
     assert (verdict.outcome, verdict.reward) == (expected, float(expected is CORRECT))
+
+
+@each_case(
+    ("text", "expected"),
+    [
+        (r"$x=\boxed{2}$ and then $x=\boxed{5}$", CORRECT),
+        (r"\boxed{x=5}, and in the other case \boxed{x=2}", CORRECT),
+        (r"\boxed{2}, \boxed{5}. Together \boxed{2, 5}.", CORRECT),
+        (r"\boxed{2}", WRONG),
+        (r"\boxed{2}, \boxed{5} and \boxed{7}", WRONG),
+        (r"\boxed{2}. Then \boxed{5}. Then \boxed{7}", WRONG),
+    ],
+)
+def test_several_boxes_are_a_known_list(text: str, expected: Outcome) -> None:
+    assert verify(text, MathAnswer("2,5")).outcome is expected
 
 
 @each_case(
@@ -266,18 +411,19 @@ def test_a_number_that_something_is_made_of_is_not_stated(stated: str) -> None:
     assert verify(f"The answer is {stated}", MathAnswer("7")).outcome is Outcome.FORMAT
 
 
-# Where the prompt asks for a line, and where it does not: then only a number may be stated.
+# Where the prompt asks for a line, and where it does not: then only a number or a whole formula may be stated.
 @each_case(
     ("text", "gold", "asked", "else_"),
     [
         ("Answer: 34", "34", CORRECT, CORRECT),
-        ("Steps.\n\nAnswer: $\\sqrt{50}$", r"5\sqrt{2}", CORRECT, FORMAT),
+        ("Steps.\n\nAnswer: \\sqrt{50}", r"5\sqrt{2}", CORRECT, FORMAT),
+        ("Steps.\n\nAnswer: $\\sqrt{50}$", r"5\sqrt{2}", CORRECT, CORRECT),
         ("Answer: x+1\nNo.\nANSWER : $(1, 2)$.", "(1,2)", CORRECT, FORMAT),
-        ("**Answer:**\n\n$2x+3$", "3+2x", CORRECT, FORMAT),
-        ("Answer: $2x$", "3+2x", WRONG, FORMAT),
+        ("**Answer:**\n\n2x+3", "3+2x", CORRECT, FORMAT),
+        ("Answer: 2x", "3+2x", WRONG, FORMAT),
         ("Answer:", "34", FORMAT, FORMAT),
         ("The answer is x+1", "x+1", FORMAT, FORMAT),
-        # A box counts first, and so does a number that is stated.
+        # A box counts first where the line has no number, and so does a number that is stated.
         ("\\boxed{x+1}\nAnswer: x+2", "x+1", CORRECT, CORRECT),
         (r"Answer: \boxed{34}", "34", CORRECT, CORRECT),
         ("Answer: x+2\nThe answer is 7.", "7", CORRECT, CORRECT),
@@ -310,6 +456,19 @@ def test_any_answer_may_be_on_a_line_that_the_prompt_asks_for(
         "2^{9!}",
         r"\binom{1000000000}{500000000}",
         r"\binom{10^9}{5}",
+        r"\binom{10^8}{5\cdot10^7}",
+        r"\binom{10^{8}}{5\cdot 10^{7}}",
+        r"\dbinom{(10^4)^2}{50000000}",
+        r"{100000000 \choose 50000000}",
+        r"\Gamma(10^9)",
+        r"\Gamma\left(10^{9}\right)",
+        r"\Gamma{(1000000000)}",
+        r"\gamma(100000000)",
+        r"\Gamma(99999999.5)",
+        r"\operatorname{gamma}(10^9)",
+        r"\operatorname{eye}(100000)",
+        r"\Gamma(10^9)=5",
+        r"5=\binom{10^{8}}{5\cdot 10^{7}}",
         r"\sum_{k=1}^{1000000000} k^k",
         r"\prod_{k=1}^{100000000} k",
         r"\int_0^1 x^x e^{\sin x} dx",
@@ -390,10 +549,29 @@ def test_it_judges_in_threads_and_touches_no_signal() -> None:
     assert signal.getsignal(signal.SIGALRM) is handler
 
 
-def test_what_sympy_cannot_do_is_an_error_of_the_verifier() -> None:
-    verdict = judge_and_catch(verify, r"\boxed{1}", MathAnswer(r"\frac{0}{0}"))
-    assert (verdict.outcome, verdict.reward) == (Outcome.ERROR, 0.0)
-    assert "nan" in verdict.detail
+@each_case(
+    ("gold", "given"),
+    [
+        # Each raises in sympy or in math-verify.
+        (r"\frac{0}{0}", "1"),
+        ("1", r"\frac{0}{0}"),
+        ("(2,4)", "(p,q)=(2,3)"),
+        ("(1,2)", r"(p,q)=[1,2]"),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"A^2=\begin{pmatrix}1&2\end{pmatrix}"),
+        (r"x=\{1\}", r"y+1=(0,1]"),
+    ],
+)
+def test_what_sympy_cannot_do_is_compared_as_text(gold: str, given: str) -> None:
+    assert judge(gold, given) is WRONG
+    assert judge(given, given) is CORRECT
+
+
+def test_what_sympy_raises_is_told_and_a_fault_of_the_machine_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "nan" in verify(r"\boxed{x}", MathAnswer(r"\frac{0}{0}")).detail
+    for error in (MemoryError(), KeyboardInterrupt()):
+        monkeypatch.setattr(math_algebra, "equal", Mock(side_effect=error))
+        with pytest.raises(type(error)):
+            verify(r"\boxed{x}", MathAnswer("x+1"))
 
 
 @each_case(

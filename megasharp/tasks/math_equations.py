@@ -1,0 +1,136 @@
+r"""Equations as answers: the side that is the value, where the other one is only what was asked for.
+
+`m+n=70` says 70, `|AB|=70` and `N\equiv 70\pmod{1000}` too, and so does a chain whose members agree
+(`x=\frac{18}{4}=4.5`). An equation that is still to be solved in one unknown says no value (`x^x=5`, `2x=10`), and one
+of constants says one only where it is true: no `6=5`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_TOKEN = re.compile(
+    r"(?P<open>\\\{|[{(\[])|(?P<close>\\\}|[})\]])|(?P<other>[<>!:]\s*=|\\(?:le|ge|ne|neq|lt|gt)(?![A-Za-z])|[<>])"
+    r"|(?P<relation>=|\\(?:equiv|approx|simeq|sim)(?![A-Za-z]))"
+)
+# What leads to the equation that counts.
+_LEADS = re.compile(
+    r".*\\(?:Rightarrow|implies|Longrightarrow|iff|Leftrightarrow|therefore)(?![A-Za-z])(?:\\[,;: ]|\\quad|\s)*",
+    re.DOTALL,
+)
+_MODULUS = re.compile(
+    r"(?:\\[,;:! ]|\\quad|\s)*(?:\\pmod\s*\{?|\(?\s*(?:\\(?:mathrm|text|operatorname)\{\s*mod\s*\}|\\?mod)(?:\\[ ,])*)"
+    r"\s*(\d+)\s*\}?\s*\)?$"
+)
+_NAMED = re.compile(r"\\(?:text|textrm|textbf|mathrm|mathbf|mathit|mbox|operatorname)\s*\{[^{}]*\}")
+_SUBSCRIPT = re.compile(r"_\s*(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\?[A-Za-z]+|\d)")
+_GREEK_LETTER = re.compile(
+    r"\\(?:alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|(?:var)?phi|chi|psi"
+    r"|omega)(?![A-Za-z])"
+)
+# Without the base of exponentials.
+_UNKNOWN = re.compile(rf"{_GREEK_LETTER.pattern}|(?!e\s*\^)[A-Za-z]")
+_NO_LETTER = re.compile(rf"(?!{_GREEK_LETTER.pattern})\\[A-Za-z]+")
+# Commands of arithmetic, which say nothing of how their argument is asked for.
+_ARITHMETIC = re.compile(
+    r"\\(?:[dtc]?frac|sqrt|cdot|times|div|left|right|pi|pm|binom|big|Big|quad|displaystyle|[,;:! ])(?![A-Za-z])"
+)
+# Constants that the algebra does not compute, or that words name: nothing says that such an equation is false.
+_COMPUTED = re.compile(
+    r"\\(?:sum|prod|i*int|lim|gcd|lcm|max|min|b?mod|det|deg|dim|operatorname|text|mathrm|mathbf|overline)(?![A-Za-z])"
+)
+_ARGUMENT = r"(?:\s|\^\s*(?:\{[^{}]*\}|\w)|_\s*(?:\{[^{}]*\}|\w))*(?:\{[^{}]*\}|\([^()]*\)|\\?[A-Za-z]+|\d+)?"
+_MARKED = re.compile(
+    rf"\|[^|]*\||\\(?:lfloor|lceil).*?\\(?:rfloor|rceil)|(?<![A-Za-z\\])[A-Za-z](?:'|\^\{{?-1\}}?|_\{{?\w+\}}?)*\s*\([^()]*\)"
+    rf"|(?!{_GREEK_LETTER.pattern})\\[A-Za-z]+{_ARGUMENT}"
+)
+_PURE_NAME = re.compile(r"(?:[A-Za-z]|\\[A-Za-z]+|[\s'{}])+")
+_INDEXED = re.compile(r"[A-Za-z]_\s*(?:\{[^{}]*\}|\w)")
+_TUPLE = re.compile(r"(?:\\left)?\(.*,.*\)|\\begin|\\langle", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of an equation, and the relation before it; none before the first."""
+
+    relation: str
+    text: str
+
+
+def sides(text: str) -> list[Side]:
+    """Split an answer at its equals signs outside of brackets; one side where it is no equation, or an inequality."""
+    found, depth, start, relation = [], 0, 0, ""
+    for match in _TOKEN.finditer(text):
+        depth += (match.lastgroup == "open") - (match.lastgroup == "close")
+        if match.lastgroup == "other" and not depth:
+            return [Side("", text)]
+        if match.lastgroup == "relation" and not depth:
+            found.append(Side(relation, text[start : match.start()].strip()))
+            relation, start = match[0], match.end()
+    found.append(Side(relation, text[start:].strip()))
+    return found if all(side.text for side in found) else [Side("", text)]
+
+
+def values(text: str, agree: Callable[[str, str], bool]) -> list[str] | None:
+    r"""The values that an equation states: its right side, or that and the exact one before `\approx`.
+
+    None where it states none. What is no equation is its own value. `agree` compares constants.
+
+    Example: `values("m+n=70", ...)` is `["70"]`.
+    """
+    text = _LEADS.sub("", text).strip() or text
+    modulus = _MODULUS.search(text)
+    chain = sides(text[: modulus.start()] if modulus else text)
+    if len(chain) == 1:
+        return [text]
+    if unknowns(chain[-1].text) and not unknowns(chain[0].text) and len(chain) == 2:
+        chain = [Side("", chain[1].text), Side(chain[1].relation, chain[0].text)]
+    value = chain[-1].text
+    stated = [value]
+    if "approx" in chain[-1].relation or "sim" in chain[-1].relation:
+        stated += [chain[-2].text] if not unknowns(chain[-2].text) else []
+        chain = chain[:-1]
+        value = chain[-1].text
+    congruent = modulus is not None or any("equiv" in side.relation for side in chain)
+    for side in chain if chain[-1].text != value else chain[:-1]:
+        if not _is_asked_for(side.text, value) and not (
+            not unknowns(side.text) and (congruent or agree(side.text, value))
+        ):
+            return None
+    return stated
+
+
+def modulus_of(text: str) -> tuple[str, int] | None:
+    r"""The residue and the modulus that a congruence states. Example: of `x\equiv 9 \pmod{7}` `("9", 7)`."""
+    match = _MODULUS.search(text)
+    if match is None or r"\equiv" not in text:
+        return None
+    return sides(text[: match.start()])[-1].text, int(match[1])
+
+
+def unknowns(text: str) -> set[str]:
+    """The letters of a text that are no command's and no index's."""
+    return set(_letters(text))
+
+
+def _letters(text: str) -> list[str]:
+    return _UNKNOWN.findall(_NO_LETTER.sub(" ", _SUBSCRIPT.sub("", _NAMED.sub("", text))))
+
+
+def _is_asked_for(side: str, value: str) -> bool:
+    """Decide if a side names what a problem asks for: anything but constants and an equation in one unknown.
+
+    A name, an expression in several unknowns, and a function or another mark around one unknown are asked for.
+    """
+    letters = _letters(side)
+    if not letters:
+        return _COMPUTED.search(side) is not None
+    # x_1+x_2 has two unknowns.
+    if len(set(letters)) > 1 or len(set(_INDEXED.findall(side))) > 1 or _TUPLE.match(value):
+        return True
+    if len(letters) == 1 and _PURE_NAME.fullmatch(_SUBSCRIPT.sub("", side)):
+        return True
+    # In `x+\sin x` the unknown stands alone too.
+    return not _letters(_MARKED.sub(" ", _ARITHMETIC.sub(" ", side)))

@@ -1,0 +1,95 @@
+r"""The answer that a response commits to: the last of its boxes and of the statements that leave no doubt.
+
+A statement is "The answer is ...", "Answer: ..." or "#### ...", in several languages, with a number that stands alone,
+or with mathematics in dollar signs. One after the last box replaces it: "... \boxed{28}. So the correct answer is 56".
+Where there is neither, a last line `\therefore 5` or `\therefore b = 12` states its number. Boxes with nothing but
+commas, "and" or "or" between them are one answer.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from megasharp.tasks.extraction import boxes, displayed, ending, joined_boxes, last_line, own_part, statements
+from megasharp.tasks.math_characters import as_latex
+from megasharp.tasks.retraction import taken_back
+
+# Words after a number that make another one of it.
+_CHANGING = (
+    r"(?:or|and|to|times|plus|minus|over|by|divided|multiplied|squared|cubed|factorial|choose|mod|modulo|raised|half"
+    r"|halves|thirds|quarters|tenths|hundredths|dozen|hundred|thousand|million|billion|trillion|pi|sqrt|sin|cos|tan|log"
+    r"|ln|exp)\b"
+)
+# Text that leaves the number before it as it is: signs that close, then the end of line or sentence, words, a unit.
+_UNCHANGED = (
+    r"(?:[\s*$)\]}]|\\[)\],;: ]|\^\s*\{?\\circ\}?)*"
+    rf"(?:$|[.?](?:[\s*$\\)\]\"']|$)|[,;:]\s+(?!{_CHANGING})[A-Za-z]{{2}}|[,;:]\s*$"
+    rf"|(?<=[\s*$)])(?!{_CHANGING})(?:[A-Za-z][A-Za-z']+|[msgh])(?![A-Za-z0-9({{\\])"
+    # A counted thing of a language without spaces, but no sign that multiplies.
+    r"|(?![万亿兆百千分半余多或和])[\u3040-\u9fff]"
+    r"|(?:[cmk]m|kg|ft|mph)(?![A-Za-z])|\\(?:text|textrm|mathrm|mbox)\s*\{\s*[A-Za-z])(?!.*\bor\s+[$\\(]*-?\d)"
+)
+_NUMBER = re.compile(
+    r"[\s$*(\\]*?(-?\s?\$?(?:\\[dt]?frac\{\d+\}\{\d+\}|\d+(?:,\d+)*(?:\.\d+)?(?:\s?/\s?\d+)?)"
+    rf"(?:\s?(?:\\?%|percent\b))?){_UNCHANGED}"
+)
+_FORMULA = re.compile(
+    r"[\s*]*(?:\$(?P<dollars>[^$\n]{1,400})\$|\\\((?P<brackets>[^\n]{1,400}?)\\\))[\s*]*(?:$|[.](?:\s|$))"
+)
+_THEREFORE = re.compile(r"^[\s$*]*(?:\\\(\s*)?\\therefore(?![A-Za-z])(?P<said>[^\n$]{1,400}?)(?:[\s$*.]|\\\))*$")
+_SAID = re.compile(r"\s*(?:\\[A-Za-z]+|[A-Za-z])(?:_\{?\w+\}?)?\s*=\s*\S.*|\s*-?[\d\\].*")
+
+
+@dataclass(frozen=True, slots=True)
+class Commitment:
+    """What a response commits to: texts of one answer, more than one where several boxes are joined.
+
+    `all_boxes` are the contents of every box, where a box is the answer: parts of a known list may be spread over them.
+    """
+
+    texts: tuple[str, ...]
+    all_boxes: tuple[str, ...] = ()
+    taken_back: bool = False
+
+
+def commitment(text: str, line: bool = False) -> Commitment | None:
+    """Return what a response commits to; None where it commits to nothing.
+
+    `line`: the prompt asks for a line `Answer: ...`, which may state anything, where there is neither box nor number.
+    """
+    text = displayed(as_latex(own_part(text)))
+    found = boxes(text)
+    end = found[-1].end if found else 0
+    stated = _stated(text, end)
+    if stated is not None:
+        said, end = stated
+        return Commitment((said,), taken_back=taken_back(text[end:]))
+    if found:
+        last = tuple(dict.fromkeys(joined_boxes(text)[0]))
+        return Commitment(last, tuple(box.contents for box in found), taken_back(text[end:]))
+    said = (last_line(text) if line else None) or _concluded(text) or ""
+    return Commitment((said,)) if said else None
+
+
+def _stated(text: str, after: int) -> tuple[str, int] | None:
+    """The number or formula of the last statement after a place, and where it ends; None where it has none."""
+    found = statements(text[after:])
+    if not found:
+        return None
+    said, start = found[-1]
+    said, start = said.lstrip(" \t*"), start + len(said) - len(said.lstrip(" \t*"))
+    number = _NUMBER.match(said.rstrip(" \t*"))
+    if number is not None:
+        return number[1], after + start + number.end(1)
+    formula = _FORMULA.match(said.rstrip(" \t*"))
+    if formula is None:
+        return None
+    group = formula.lastgroup or ""
+    return formula[group], after + start + formula.end(group)
+
+
+def _concluded(text: str) -> str | None:
+    """What the last line says after a therefore sign: a number, or a name and its value."""
+    match = _THEREFORE.match(ending(text).rstrip().rpartition("\n")[2])
+    return match["said"].strip() if match and _SAID.fullmatch(match["said"]) else None
