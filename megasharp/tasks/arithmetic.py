@@ -8,9 +8,10 @@ mean nothing:
     factor     := number | "(" expression ")"
     number     := "0" | [1-9][0-9]*
 
-Everything else is refused: unary signs, `**`, `//`, `1e3`, `1.0`, `2(3)`, leading zeros, other scripts'
-digits, tabs and newlines, `=`. Unary minus is refused because the problems give positive numbers and four
-binary operators, and because `-(a-b)` would be one more spelling of `b-a`.
+With `signed`, a minus sign may also stand before an expression's first term: `-3+27` is `27-3`.
+
+Everything else is refused: other unary signs, `**`, `//`, `1e3`, `1.0`, `2(3)`, leading zeros, other scripts'
+digits, tabs and newlines, `=`.
 
 Two expressions get the same canonical form exactly when they differ by
 - the order of the terms of a sum or of the factors of a product: `3+5`, `5+3`; `a*(b+c)`, `(c+b)*a`,
@@ -82,6 +83,11 @@ def _add(left: Form, right: Form) -> Form:
 
 def _subtract(left: Form, right: Form) -> Form:
     return _sum(left.value - right.value, left.plus + right.minus, left.minus + right.plus)
+
+
+def negated(form: Form) -> Form:
+    """The form of minus an expression, the same as of a subtraction from what follows."""
+    return _sum(-form.value, form.minus, form.plus)
 
 
 def _as_product(form: Form) -> tuple[_Product, bool]:
@@ -165,8 +171,9 @@ def tokenize(text: str) -> list[str]:
 class _Parser:
     """Recursive descent over tokens; recursion happens only at parentheses and is bounded by `MAX_DEPTH`."""
 
-    def __init__(self, tokens: list[str]) -> None:
+    def __init__(self, tokens: list[str], signed: bool) -> None:
         self._tokens = tokens
+        self._signed = signed
         self._next = 0
         self._depth = 0
         self._divided_by_zero = False
@@ -190,7 +197,9 @@ class _Parser:
     def _chain(self, operators: str) -> Form:
         """Operands joined by operators of one precedence, from left to right."""
         operand = self._term if operators == "+-" else self._factor
-        form = operand()
+        negative = self._signed and operators == "+-" and self._peek() == "-"
+        self._next += negative
+        form = negated(operand()) if negative else operand()
         while (operator := self._peek()) and operator in operators:
             self._next += 1
             right = operand()
@@ -221,11 +230,13 @@ class _Parser:
         return form
 
 
-def parse(text: str) -> tuple[Form, tuple[int, ...]]:
+def parse(text: str, signed: bool = False) -> tuple[Form, tuple[int, ...]]:
     """The canonical form of the expression `text`, and the numbers it uses in the order written.
+
+    `signed` allows a minus sign before the first term, also in parentheses.
 
     Raises NotArithmeticError if the text is no expression, ZeroDivisionError if it is one but divides by
     zero.
     """
     tokens = tokenize(text)
-    return _Parser(tokens).parse(), tuple(int(token) for token in tokens if token.isdigit())
+    return _Parser(tokens, signed).parse(), tuple(int(token) for token in tokens if token.isdigit())

@@ -5,16 +5,15 @@ Schema of allenai/ai2_arc (ARC-Challenge; read from the cards of its copies): `i
 `question`, `options`, `answer` (A to J), `answer_index`, `cot_content`, `category`, `src`; an option "N/A" stands for
 none, as in its own evaluation. How 2510.04028 writes options is not printed; they are written as MMLU-Pro does.
 
-The verifier takes the label in the response's last box or after its last "answer is". 2510.04028 asks for a box for
-ARC-c and MMLU-Pro alike (appendix C.2). MMLU-Pro's own prompts end in "the answer is (X)", and its evaluation
-(evaluate_from_local.py) reads that, then "Answer: X", then any last capital letter, a guess that is not made here.
-Labels are the problem's: letters, or numbers as in some of ARC's.
+The verifier takes the label in the response's last box or after its last "answer is", as `labels.py` says. 2510.04028
+asks for a box for ARC-c and MMLU-Pro alike (appendix C.2). MMLU-Pro's own prompts end in "the answer is (X)", and its
+evaluation (evaluate_from_local.py) reads that, then "Answer: X", then any last capital letter, a guess that is not made
+here. Labels are the problem's: letters, or numbers as in some of ARC's.
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from string import ascii_uppercase
 
@@ -24,8 +23,6 @@ from megasharp.tasks.extraction import (
     Fields,
     absent,
     check_names,
-    last_box,
-    last_stated,
     name_of,
     read_objects,
     short,
@@ -33,6 +30,7 @@ from megasharp.tasks.extraction import (
     texts_field,
 )
 from megasharp.tasks.judge import TaskItem
+from megasharp.tasks.labels import chosen_label
 from megasharp.tasks.prompts import boxed_prompt
 
 _NO_OPTION = "N/A"
@@ -132,11 +130,11 @@ def own_answer(item: TaskItem, key: str) -> ChoiceAnswer:
     text = str(value).strip()
     if isinstance(value, str):
         if text.upper() in labels:
-            return ChoiceAnswer(text.upper(), labels)
+            return ChoiceAnswer(text.upper(), labels, options)
         if value in options:
-            return ChoiceAnswer(labels[options.index(value)], labels)
+            return ChoiceAnswer(labels[options.index(value)], labels, options)
     if text.isdecimal() and int(text) < len(labels) and not isinstance(value, bool):
-        return ChoiceAnswer(labels[int(text)], labels)
+        return ChoiceAnswer(labels[int(text)], labels, options)
     raise UserError(
         f"{where}: '{key}' must be one of the labels {', '.join(labels)}, the text of an option, or its number from 0, "
         f"got {short(value)}"
@@ -157,71 +155,43 @@ def _record(
     label = str(number) if counted else text_field(fields, key, where)
     if label not in labels:
         raise UserError(f"{where}: '{key}' must be one of the labels {', '.join(labels)}, got {label!r}")
-    return ChoiceRecord(name, text_field(fields, "question", where), options, ChoiceAnswer(label, labels))
-
-
-_COMMAND = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|boldsymbol|mbox|operatorname)\s*\{([^{}]*)\}")
-# In mathematics the text of an option is set so, behind a letter that needs no sign: `B \text{ comet}`.
-_LETTER_AND_TEXT = re.compile(rf"^(\s*[A-Za-z])\s*(?={_COMMAND.pattern}\s*$)")
-_LABEL = re.compile(
-    r"[\s$*]*(?i:(?:the\s+)?(?:final\s+|correct\s+)?answer\s*(?:is|:)[\s:]*)?(?i:option|choice)?\s*"
-    r"(?:[(\[\"'`]\s*([A-Za-z0-9]{1,2})\s*[)\]\"'`]|([A-Za-z0-9]{1,2})(?![A-Za-z0-9]|(?<=\d)[.,]\d))(.*)",
-    re.DOTALL,
-)
-# A label may be followed by its option's text, as in "B. a comet", or by a reason, but not by more of a sentence, as in
-# "A comet".
-_END = re.compile(r"[\s$*]*(?:[.:)\],;].*|(?i:because|since)\b.*|[-\u2013\u2014]\s.*)?", re.DOTALL)
-# Nor by more labels and nothing else: "(B) or (C)", "B, A", "A. B. C".
-_WORD = re.compile(r"[A-Za-z0-9]+")
-_BETWEEN = ("and", "or")
-# LaTeX's spaces, and its dollar signs in brackets.
-_SPACING = re.compile(r"\\[,;:!() ]|~")
+    return ChoiceRecord(name, text_field(fields, "question", where), options, ChoiceAnswer(label, labels, options))
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceAnswer(TaskAnswer):
-    """The right label, and all labels of the problem.
+    """The right label, all labels of the problem, and the texts of their options where they are known.
+
+    Texts are no part of digests, which have the prompt.
 
     Example: `ChoiceAnswer("B", ("A", "B", "C", "D"))`.
     """
 
     label: str
     labels: tuple[str, ...]
+    texts: tuple[str, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The text of each label; empty ones where they are not known."""
+        return dict(zip(self.labels, self.texts or ("",) * len(self.labels), strict=True))
 
 
 def verify(text: str, answer: TaskAnswer) -> Verdict:
     r"""Judge the label that a response chooses. The canonical answer is the label. Rewards are 1.0 or 0.0.
 
-    FORMAT: no box and no "answer is", or neither followed by one of the problem's labels. A box, where there is one, is
-    the answer, even where the rest of the response says another.
+    FORMAT: none of the problem's labels is chosen, or several are (`labels.py`). A box, where there is one, is the
+    answer, even where the rest of the response says another.
 
     Example: `verify(r"... \boxed{\text{(B)}}", ChoiceAnswer("B", ("A", "B", "C", "D")))` is
     `Verdict(Outcome.CORRECT, 1.0, "B", "")`.
     """
     assert isinstance(answer, ChoiceAnswer)
-    box = last_box(text)
-    chosen = label_in(box if box is not None else last_stated(text) or "", answer.labels)
+    chosen = chosen_label(text, answer.options)
     if chosen is None:
         return Verdict(Outcome.FORMAT, 0.0, None, f"none of the labels {', '.join(answer.labels)} is chosen")
     right = chosen == answer.label
     return Verdict(Outcome.CORRECT if right else Outcome.WRONG, float(right), chosen)
-
-
-def label_in(text: str, labels: tuple[str, ...]) -> str | None:
-    """The label that an answer starts with; None where it starts with none, or names several. Letters may be small."""
-    text = _LETTER_AND_TEXT.sub(r"\1: ", text)
-    match = _LABEL.match(_SPACING.sub(" ", _COMMAND.sub(r"\1", text)))
-    if match is None or (match[2] and not _END.fullmatch(match[3])):
-        return None
-    label = (match[1] or match[2]).upper()
-    if label not in labels:
-        return None
-    # A label that is followed by more labels to the end is no choice; another single letter is taken for a label.
-    words = [word for word in _WORD.findall(match[3]) if word.lower() not in _BETWEEN]
-    several = any(word.upper() in labels for word in words) and all(
-        len(word) == 1 or word.upper() in labels for word in words
-    )
-    return None if several else label
 
 
 def load_items(path: Path) -> list[TaskItem]:

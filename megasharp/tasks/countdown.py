@@ -140,8 +140,13 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
     `Verdict(Outcome.CORRECT, 1.0, "(8-5)*7+3", "")`.
     """
     assert isinstance(answer, CountdownAnswer)
+    return verify_expression(text, answer)
+
+
+def verify_expression(text: str, answer: CountdownAnswer, *, signed: bool = False) -> Verdict:
+    """Judge as `verify` does; with `signed`, a minus sign may stand before a first term."""
     try:
-        form, used = parse(text)
+        form, used = parse(text, signed)
     except NotArithmeticError as error:
         return Verdict(Outcome.FORMAT, 0.0, None, str(error))
     except ZeroDivisionError:

@@ -9,13 +9,12 @@ with i and j the places of people, s and t statements. After the puzzles of Xie 
 makes too and 2511.19942 trains on; the text of a puzzle is our own.
 
 A puzzle has one solution: the generator makes none other, and the reader refuses it. A response gives the solution in
-the last answer tags, or else in the last box: one statement a person, in any order, parted by commas, semicolons, lines
-or "and".
+the last answer tags, or else in the last box: statements of all people, in any order, as `knights_reading.py` reads
+them.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -26,6 +25,7 @@ from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
 from megasharp.tasks.extraction import Fields, check_names, last_box, last_tag, name_of, read_objects, texts_field
 from megasharp.tasks.judge import TaskItem
+from megasharp.tasks.knights_reading import UnreadableError, assignment, key
 from megasharp.tasks.prompts import TEMPLATES
 
 NAMES = (
@@ -228,14 +228,6 @@ def _statement(part: object) -> Statement:
 
 MAX_LENGTH = 2000
 
-_PARTS = re.compile(r"[,;\n]|\band\b", re.IGNORECASE)
-_STATEMENT = re.compile(r"(?:[-*]\s+|\(?\d+[.)]\s*)?(\w+)\s*(?:\bis\b|[:=])\s*(not\s+)?(?:an?\s+)?(\w+)", re.IGNORECASE)
-_COMMAND = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*)\}")
-
-
-class _UnreadableError(ValueError):
-    """The response gives no assignment; the text says why."""
-
 
 @dataclass(frozen=True, slots=True)
 class KnightsAnswer(TaskAnswer):
@@ -252,8 +244,8 @@ class KnightsAnswer(TaskAnswer):
 def verify(text: str, answer: TaskAnswer) -> Verdict:
     """Judge who is said to be what. The canonical answer is sorted by name. Rewards are 1.0 or 0.0.
 
-    FORMAT: no tags and no box; a part that is no statement; a name that the puzzle does not have, or one that is left
-    out; two statements of one name that conflict.
+    FORMAT: no tags and no box; a part that is no statement (`knights_reading.py`); a name that the puzzle does not
+    have, or one that is left out; two statements of one name that conflict.
 
     Example: `verify("<answer>Oliver is a knave, and Zoey is a knight.</answer>", KnightsAnswer((("Zoey", True),
     ("Oliver", False))))` is `Verdict(Outcome.CORRECT, 1.0, "oliver=knave zoey=knight", "")`.
@@ -263,35 +255,14 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
     given = last_box(text) if given is None else given
     if given is None or len(given) > MAX_LENGTH:
         return Verdict(Outcome.FORMAT, 0.0, None, "no answer tags and no box, or too long a text in them")
+    names = [name for name, _ in answer.knights]
     try:
-        said = _assignment(given, answer)
-    except _UnreadableError as error:
+        said = assignment(given, names, answer.truthful, answer.lying)
+    except UnreadableError as error:
         return Verdict(Outcome.FORMAT, 0.0, None, str(error))
-    right = said == {name.casefold(): knight for name, knight in answer.knights}
+    right = said == {key(name): knight for name, knight in answer.knights}
     named = (f"{name}={answer.truthful if knight else answer.lying}" for name, knight in sorted(said.items()))
     return Verdict(Outcome.CORRECT if right else Outcome.WRONG, float(right), " ".join(named))
-
-
-def _assignment(text: str, answer: KnightsAnswer) -> dict[str, bool]:
-    """Read the answer's text: for each name in small letters, if it is said to be a knight's."""
-    names = {name.casefold() for name, _ in answer.knights}
-    roles = {answer.truthful.casefold(): True, answer.lying.casefold(): False}
-    said: dict[str, bool] = {}
-    for part in _PARTS.split(_COMMAND.sub(r"\1", text)):
-        statement = part.strip().rstrip(".").replace("**", "").replace("\\", "").strip()
-        if not statement:
-            continue
-        match = _STATEMENT.fullmatch(statement)
-        if match is None or match[3].casefold() not in roles:
-            raise _UnreadableError(f"{statement[:80]!r} does not say who is what")
-        name, knight = match[1].casefold(), roles[match[3].casefold()] != bool(match[2])
-        if name not in names:
-            raise _UnreadableError(f"{match[1]} is not in the puzzle")
-        if said.setdefault(name, knight) != knight:
-            raise _UnreadableError(f"{match[1]} is said to be both")
-    if missing := names - said.keys():
-        raise _UnreadableError(f"nothing is said of {', '.join(sorted(missing))}")
-    return said
 
 
 def load_items(path: Path) -> list[TaskItem]:

@@ -119,7 +119,7 @@ TASKS: dict[str, Task] = {
         short_answer.load_items,
         short_answer.verify,
         prompt="boxed_chatml",
-        answer=lambda item, key: short_answer.ShortAnswer(answer_text(item, key)),
+        answer=lambda item, key: short_answer.answer_to(item.question, answer_text(item, key)),
     ),
     # Its `operation` is judged by the algebra of `math`.
     "synlogic": Task(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from megasharp.tasks.extraction import Fields, text_field
 from megasharp.tasks.sets.data_set import DataSet, Part, Problem, Source
-from megasharp.tasks.short_answer import ShortAnswer
+from megasharp.tasks.short_answer import answer_to
 
 TASKS = (
     "boolean_expressions",
@@ -44,7 +44,8 @@ TASKS = (
 
 def read(fields: Fields, where: str) -> Problem:
     """A row of any task."""
-    return Problem(text_field(fields, "input", where), ShortAnswer(text_field(fields, "target", where)))
+    question = text_field(fields, "input", where)
+    return Problem(question, answer_to(question, text_field(fields, "target", where)))
 
 
 BBH = DataSet(

@@ -10,6 +10,7 @@ from megasharp.tasks.table import make_verifiers
 
 FOUR = ChoiceAnswer("B", ("A", "B", "C", "D"))
 NUMBERS = ChoiceAnswer("3", ("1", "2", "3", "4"))
+METALS = ChoiceAnswer("B", ("A", "B", "C", "D"), ("B or C", "Iron", "B", "vitamin C"))
 TEN = ChoiceAnswer("I", tuple("ABCDEFGHIJ"))
 
 
@@ -49,7 +50,38 @@ TEN = ChoiceAnswer("I", tuple("ABCDEFGHIJ"))
         (r"\boxed{BC}", FOUR, None),
         (r"\boxed{}, the answer is (B)", FOUR, None),
         (r"\boxed{3 apples}", NUMBERS, None),
-        ("I choose B", FOUR, None),
+        ("I choose B", FOUR, "B"),
+        ("I would not choose B", FOUR, None),
+        ("So option **B** is correct.", FOUR, "B"),
+        ("The correct option is D.", FOUR, "D"),
+        ("**D**", FOUR, "D"),
+        ("<answer>C</answer>", FOUR, "C"),
+        ('{"answer": "C"}', FOUR, "C"),
+        ("Both B and C are comets.", FOUR, None),
+        (r"\boxed{\text{B. or maybe C}}", FOUR, None),
+        (r"\boxed{B (or C)}", FOUR, None),
+        (r"\boxed{\text{B (most likely), but C if it is cold}}", FOUR, None),
+        ("The answer is B, unless it is cold, then A.", FOUR, None),
+        ("The answer is B because it is cold, or maybe C.", FOUR, None),
+        ("The answer is B because A or C would be warm.", FOUR, "B"),
+        ("The answer is B, rather than C.", FOUR, "B"),
+        (r"\boxed{\text{B (not A)}}", FOUR, "B"),
+        (r"\boxed{\textbf{\text{B}}}", FOUR, "B"),
+        (r"\boxed{\underline{\text{B}}}", FOUR, "B"),
+        (r"\boxed{\rm B}", FOUR, "B"),
+        (r"\boxed{\uff08\uff22\uff09}", FOUR, None),
+        ("\\boxed{\uff08\uff22\uff09}", FOUR, "B"),
+        (r"\boxed{B. iron}", METALS, "B"),
+        (r"\boxed{B iron}", METALS, "B"),
+        (r"\boxed{\text{iron (B)}}", METALS, "B"),
+        (r"\boxed{\text{vitamin C (D)}}", METALS, "D"),
+        (r"\boxed{B. vitamin C}", METALS, None),
+        (r"\boxed{\text{iron (A)}}", METALS, None),
+        (r"\boxed{iron}", METALS, None),
+        (r"\boxed{C. B}", METALS, "C"),
+        (r"\boxed{(C) B}", METALS, "C"),
+        (r"\boxed{A or B}", METALS, None),
+        (r"\boxed{\text{A. B or C}}", METALS, "A"),
         (r"\boxed{B, A}", FOUR, None),
         (r"\boxed{B; or A}", FOUR, None),
         (r"\boxed{(B) and (C)}", FOUR, None),
@@ -83,7 +115,7 @@ TEN = ChoiceAnswer("I", tuple("ABCDEFGHIJ"))
         ("", FOUR, None),
         ("B" * 10_000_000, FOUR, None),
     ],
-    ids=range(66),
+    ids=range(97),
 )
 def test_the_label_that_is_chosen(text: str, answer: ChoiceAnswer, chosen: str | None) -> None:
     verdict = verify(text, answer)

@@ -45,6 +45,55 @@ def test_verdicts(given: str, outcome: Outcome) -> None:
         assert bool(verdict.canonical_answer) == (outcome is not Outcome.FORMAT)
 
 
+@each_case(
+    ("given", "outcome"),
+    [
+        ("Zoey (knight), Oliver (a knave), Grace (knight)", Outcome.CORRECT),
+        ("Zoey is a knight. Oliver is a knave. Grace is a knight.", Outcome.CORRECT),
+        ("Zoey is the knight, Grace is the knight and Oliver the knave", Outcome.CORRECT),
+        ("Zoey and Grace are knights, but Oliver must be a knave", Outcome.CORRECT),
+        ("Knights: Zoey, Grace; Knaves: Oliver", Outcome.CORRECT),
+        ("Knaves: Oliver, Zoey\nKnights: Grace", Outcome.WRONG),
+        ("Therefore, Zoey isn't a knave, Oliver isn't a knight, Grace isn't a knave", Outcome.CORRECT),
+        (
+            "It is not true that Zoey is a knave. It is false that Oliver is a knight. "
+            "It is false that Grace is a knave.",
+            Outcome.CORRECT,
+        ),
+        ("It is not true that Zoey and Oliver are knaves, Grace is a knight", Outcome.FORMAT),
+        ("It is not true that Zoey is a knave and Oliver is a knave, Grace is a knight", Outcome.FORMAT),
+        ("Zoey and Oliver are not both knights, Grace is a knight", Outcome.FORMAT),
+        ("Neither Zoey nor Grace is a knave, Oliver is a knave", Outcome.CORRECT),
+        ("Zoey is a knight because Oliver lies, Oliver is a knave since he lies, Grace is a knight", Outcome.CORRECT),
+        ('{"Zoey": "knight", "Oliver": "knave", "Grace": "knight"}', Outcome.CORRECT),
+        ("| name | role |\n|---|---|\n| Zoey | knight |\n| Oliver | knave |\n| Grace | knight |", Outcome.CORRECT),
+        (
+            r"\begin{aligned}\text{Zoey}&: \text{knight}\\\\ \text{Oliver}&: knave\\\\ Grace&: knight\end{aligned}",
+            Outcome.CORRECT,
+        ),
+        ("(1) Zoey is a knight (2) Oliver is a knave (3) Grace is a knight", Outcome.CORRECT),
+        ("Zoey is a knight, Oliver is a knave, Grace is probably a knight", Outcome.FORMAT),
+        ("Zoey is a knight, Oliver is a knave, Grace is a knight or a knave", Outcome.FORMAT),
+        ("Zoey is a knight, Oliver is a knave, maybe Grace is a knight", Outcome.FORMAT),
+        ("Zoey is a knight if Oliver is a knave, Grace is a knight", Outcome.FORMAT),
+        ("Zoey, Grace is a knight, Oliver is a knave", Outcome.FORMAT),
+        ("Zoey and Grace are knights", Outcome.FORMAT),
+        ("Zoey (knight), Oliver (knave), Grace (knave), Grace (knight)", Outcome.FORMAT),
+        ("Knights: Zoey, Grace, Oliver; Knaves: Oliver", Outcome.FORMAT),
+        ("Zoey is a knight, Oliver is a knave, Grace", Outcome.FORMAT),
+        ("Is Zoey a knight? Oliver is a knave, Grace is a knight", Outcome.FORMAT),
+        ("| " * 900, Outcome.FORMAT),
+    ],
+)
+def test_ways_to_say_who_is_what(given: str, outcome: Outcome) -> None:
+    assert verify(f"<answer>{given}</answer>", ANSWER).outcome is outcome
+
+
+def test_accents_may_be_composed_or_not() -> None:
+    answer = KnightsAnswer((("Zo\u00eb", True), ("Jos\u00e9", False)))
+    assert verify("<answer>Zoe\u0308 is a knight, Jose\u0301: knave</answer>", answer).outcome is Outcome.CORRECT
+
+
 def test_without_tags_and_box_nothing_is_an_answer() -> None:
     verdict = verify("Zoey is a knight, Oliver is a knave, Grace is a knight", ANSWER)
     assert (verdict.outcome, verdict.detail) == (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cases import each_case
 
 from megasharp.common.records import Outcome
-from megasharp.tasks.short_answer import ShortAnswer, verify
+from megasharp.tasks.short_answer import ShortAnswer, answer_to, verify
 from megasharp.tasks.table import make_verifiers
 
 
@@ -17,13 +17,31 @@ from megasharp.tasks.table import make_verifiers
         ("So the answer is (B).", "(B)", Outcome.CORRECT),
         (r"\boxed{B}", "(B)", Outcome.CORRECT),
         (r"\boxed{\text{(B)}}", "(B)", Outcome.CORRECT),
-        (r"\boxed{(B) heron}", "(B)", Outcome.WRONG),
+        (r"\boxed{(B) heron}", "(B)", Outcome.CORRECT),
         (r"\boxed{A}", "(B)", Outcome.WRONG),
         ("So the answer is B.", "B", Outcome.CORRECT),
         ("So the answer is (B).", "B", Outcome.WRONG),
         ("the answer is True", "True", Outcome.CORRECT),
         ("the answer is No. Wait, the answer is Yes", "Yes", Outcome.CORRECT),
-        ("the answer is true", "True", Outcome.WRONG),
+        ("the answer is true", "True", Outcome.CORRECT),
+        (r"\boxed{\mathbf{\text{TRUE}}}", "True", Outcome.CORRECT),
+        (r"\boxed{\text{``No''}}", "No", Outcome.CORRECT),
+        ("the answer is Yes, you return.", "Yes", Outcome.CORRECT),
+        ("the answer is Yes, or rather no.", "Yes", Outcome.WRONG),
+        ("the answer is valid. This follows.", "valid", Outcome.CORRECT),
+        ("the answer is valid reasoning", "valid", Outcome.WRONG),
+        (r"\boxed{1,488}", "1488", Outcome.CORRECT),
+        (r"\boxed{-3{,}240}", "-3240", Outcome.CORRECT),
+        (r"\boxed{14,88}", "1488", Outcome.WRONG),
+        ("the answer is \u221250.", "-50", Outcome.CORRECT),
+        ("the answer is >})).", "> } ) )", Outcome.CORRECT),
+        (r"\boxed{\text{> \} )}}", "> } )", Outcome.CORRECT),
+        ("the answer is > } ).", "> } ) )", Outcome.WRONG),
+        (r"\boxed{apple\ \text{Fig}}", "apple fig", Outcome.CORRECT),
+        (r"\boxed{applefig}", "apple fig", Outcome.WRONG),
+        (r"\boxed{[B]}", "(B)", Outcome.CORRECT),
+        (r"\boxed{(B) or (C)}", "(B)", Outcome.WRONG),
+        ("The correct option is (B).", "(B)", Outcome.CORRECT),
         (r'\boxed{"yes"}', "yes", Outcome.CORRECT),
         ("The answer is **No**.", "No", Outcome.CORRECT),
         ("the answer is -50.", "-50", Outcome.CORRECT),
@@ -46,11 +64,29 @@ from megasharp.tasks.table import make_verifiers
         (r"\boxed{}", "valid", Outcome.FORMAT),
         ("the answer is " + "a" * 10_000_000, "a", Outcome.FORMAT),
     ],
-    ids=range(33),
+    ids=range(51),
 )
 def test_verdicts(text: str, target: str, expected: Outcome) -> None:
     verdict = verify(text, ShortAnswer(target))
     assert (verdict.outcome, verdict.reward) == (expected, float(expected is Outcome.CORRECT))
+
+
+@each_case(
+    ("text", "expected"),
+    [
+        (r"\boxed{(B) a heron}", Outcome.CORRECT),
+        (r"\boxed{B: \text{A heron}}", Outcome.CORRECT),
+        ("The answer is (B) \u201ca heron\u201d.", Outcome.CORRECT),
+        (r"\boxed{(B) a stork}", Outcome.WRONG),
+        (r"\boxed{(A) a heron}", Outcome.WRONG),
+        (r"\boxed{a heron (B)}", Outcome.CORRECT),
+        (r"\boxed{a heron}", Outcome.WRONG),
+        (r"\boxed{(D)}", Outcome.WRONG),
+    ],
+)
+def test_an_option_s_text_must_be_that_of_its_letter(text: str, expected: Outcome) -> None:
+    answer = answer_to("Which wades?\nOptions:\n(A) a stork\n(B) a heron\n(C) none", "(B)")
+    assert verify(text, answer).outcome is expected
 
 
 def test_equal_answers_are_one() -> None:
