@@ -433,7 +433,7 @@ MARKS = {
     "casp_logic_qwen2.5-7b_w_reinforce": WEIGHT,
     "_iac": Marks(
         "max_prompt_tokens max_response_tokens temperature top_p mini_batches reduction low high dual coefficient form "
-        "form temperature",
+        "form temperature top_p",
         "lr prompt alpha",
     ),
     **{f"iac_deepscaler_qwen3-{size}_dr_grpo": REDUCTION for size in ("4b", "8b", "14b")},
@@ -467,7 +467,8 @@ MARKS = {
     "ds_math_ministral-8b_entropy_penalty": COEFFICIENT,
     "_ds_knights_and_knaves": Marks(
         "steps rank alpha targets lr prompts_per_step responses_per_prompt max_prompt_tokens max_response_tokens "
-        "temperature top_p mini_batches reduction low high coefficient form every n temperature",
+        "temperature top_p mini_batches reduction low high coefficient form every n temperature top_p "
+        "top_k",
         "std",
     ),
     "ds_knights_and_knaves_qwen2.5-7b-instruct_entropy_bonus": COEFFICIENT,

@@ -15,6 +15,7 @@ from megasharp.config.run_config import RunConfig, load_run
 from megasharp.evals.groups import load_group
 from megasharp.evals.suites import SuiteFile
 from megasharp.reporting.sweeps.grid import cells, load_sweep
+from megasharp.tasks.reasoning_gym import read_datasets
 from megasharp.tasks.sets import SETS
 from megasharp.tasks.table import TASKS
 from megasharp.trainer.resolve.recipes import build_recipes
@@ -53,6 +54,11 @@ def is_group(file: Path) -> bool:
     return file.parent == REPOSITORY / "configs" / "suites"
 
 
+def is_data(file: Path) -> bool:
+    """What reasoning-gym is to generate."""
+    return file.parent == REPOSITORY / "configs" / "gym"
+
+
 def label(file: Path) -> str:
     return str(file.relative_to(REPOSITORY))
 
@@ -79,7 +85,7 @@ def sweeps() -> list[Path]:
 
 def pieces() -> list[Path]:
     """What is neither of both, nor shared by sweeps, which are checked whole."""
-    return [file for file in shipped() if not (says(file) or is_suite(file) or is_group(file))]
+    return [file for file in shipped() if not (says(file) or is_suite(file) or is_group(file) or is_data(file))]
 
 
 def suites() -> list[Path]:
@@ -126,6 +132,11 @@ def test_pieces_fit_a_run(file: Path) -> None:
 def test_suites_fit_their_schema(file: Path) -> None:
     suite = validate(SuiteFile, tree_of(file), str(file))
     assert suite.set in SETS or (suite.task in TASKS and suite.path)
+
+
+def test_generated_data_fits_its_schema() -> None:
+    files = [file for file in shipped() if is_data(file)]
+    assert files and all(read_datasets(file) for file in files)
 
 
 @each_case("file", groups, ids=label)

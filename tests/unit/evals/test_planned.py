@@ -20,7 +20,9 @@ PAPERS = {
     "iac_math6": (8, 0.6, 0.95, 8192, 6, 8),
     "ds_math5": (128, 0.7, 1.0, 2048, 5, 64),
     "ds_base_vs_rl": (8192, 0.7, 1.0, 2048, 3, 8192),
-    "two_stage_id_ood": (256, 0.6, 0.95, 3072, 5, 256),
+    "ds_countdown": (64, 1.0, 0.7, 8192, 2, 64),
+    "ds_knights": (8, 1.0, 0.7, 2048, 1, 8),
+    "two_stage_id_ood": (256, 0.6, 0.95, 3072, 6, 256),
 }
 
 
@@ -40,6 +42,8 @@ def test_every_group_of_the_papers_ships_and_names_what_is_ours() -> None:
     out_of_domain = {member.suite: (member.limit, member.repeats) for member in two_stage.members if member.limit}
     assert out_of_domain == {"arc_c": (128, 3), "mmlu_pro": (128, 3)}
     assert {member.prompt for member in two_stage.members} == {"boxed_chatml"}
+    countdown = load_group("ds_countdown")
+    assert countdown is not None and countdown.settings.top_k == 50
     casp = load_group("casp_math6")
     assert casp is not None
     assert {member.suite for member in casp.members if member.n == 300} == {"aime24", "aime25", "amc23"}
@@ -141,7 +145,7 @@ def test_the_two_stage_group_on_files_of_the_same_schema(tmp_path: Path, monkeyp
     shipped = Path(__file__).parents[3] / "configs" / "suites" / "two_stage_id_ood.yaml"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs" / "task").mkdir(parents=True)
-    for name in ("amc23", "aime24", "aime25", "arc_c", "mmlu_pro"):
+    for name in ("amc23", "aime24", "aime25", "math500", "arc_c", "mmlu_pro"):
         rows = next(path for path in (files / f"{name}.jsonl", files / name) if path.exists())
         (tmp_path / "configs" / "task" / f"{name}.yaml").write_text(f"set: {name}\npath: {rows}\n")
     own = tmp_path / "two.yaml"
@@ -151,6 +155,7 @@ def test_the_two_stage_group_on_files_of_the_same_schema(tmp_path: Path, monkeyp
         "amc23",
         "aime24",
         "aime25",
+        "math500",
         *["arc_c"] * 3,
         *["mmlu_pro"] * 3,
     ]
