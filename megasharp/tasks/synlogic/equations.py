@@ -8,7 +8,8 @@ from fractions import Fraction
 from megasharp.common.records import Outcome
 from megasharp.tasks import math
 from megasharp.tasks.arithmetic import NotArithmeticError, parse
-from megasharp.tasks.synlogic.finding import last_block
+from megasharp.tasks.extraction import joined_boxes
+from megasharp.tasks.synlogic.finding import last_block, refuse_choice
 from megasharp.tasks.synlogic.game import Check, Finding, Game, GameError
 from megasharp.tasks.synlogic.literals import UnreadableError
 
@@ -52,10 +53,11 @@ def math_path(game: Game) -> Check:
         raise GameError("metadata's 'query_expr' must be an equation")
 
     def check(text: str) -> Finding:
-        written = _IN_BRACKETS.findall(text)
+        written = list(_IN_BRACKETS.finditer(text))
         if not written:
             raise UnreadableError("nothing between [[ and ]]")
-        given = str(written[-1]).replace(" ", "")
+        refuse_choice(text, written[-1].start())
+        given = re.sub("[ \"'`]", "", written[-1][1])
         try:
             values = {_Expression(side).value() for side in given.split("=")} if pattern.fullmatch(given) else set()
         except (UnreadableError, ZeroDivisionError):
@@ -121,10 +123,11 @@ def cryptarithm(game: Game) -> Check:
         raise GameError("'answer' must be an equation of numbers")
 
     def check(text: str) -> Finding:
-        written = _EQUATION.findall(text)
+        written = list(_EQUATION.finditer(text))
         if not written:
             raise UnreadableError("no equation of numbers")
-        given = str(written[-1]).replace(" ", "")
+        refuse_choice(text, written[-1].start())
+        given = written[-1][0].replace(" ", "")
         return Finding(given, given == reference)
 
     return check
@@ -137,6 +140,8 @@ def operation(game: Game) -> Check:
     gold = math.MathAnswer(game.answer)
 
     def check(text: str) -> Finding:
+        if joined_boxes(text)[1]:
+            raise UnreadableError("one box or another")
         verdict = math.verify(text, gold)
         if verdict.outcome is Outcome.FORMAT:
             raise UnreadableError(verdict.detail)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TypeVar
 
-from megasharp.tasks.extraction import ending, last_box, last_tag
+from megasharp.tasks.extraction import ending, last_tag
 from megasharp.tasks.synlogic.game import Check, Finding, GameError
 from megasharp.tasks.synlogic.literals import MAX_CHARACTERS, UnreadableError, read_literal, whole_numbers
 
@@ -30,11 +30,19 @@ MAX_LENGTH = 2_000
 
 _FENCE = re.compile(r"```[A-Za-z]*[ \t]*\n?(.*?)```", re.DOTALL)
 _ASSIGNED = re.compile(r"\s*[A-Za-z_]\w*\s*=\s*")
+# A brace or parenthesis that is no part of a value: of a LaTeX command, or a call.
+_AROUND = re.compile(r"\{\s*(?:\\text\s*\{\s*)?[\[({]|\(\s*[\[{]")
+_COMMAS = re.compile(r"\s*(?:[,;\uff0c\u3001]\s*(?:and\s)?|\band\b)?\s*")
 _CLOSING = {"]": "[", ")": "(", "}": "{"}
 # Words right before a bracketed value that say what else it is.
 _SOMETHING_ELSE = re.compile(
     r"(?:\bnot|\b(?:input|given|original|initial|starting|puzzle|question)(?:'s)?"
     r"(?:\s+(?:grid|board|matrix|puzzle|list|one|values?))?(?:\s+(?:is|was|being))?\s*[:=]?)[\s*`$]*$",
+    re.IGNORECASE,
+)
+# An answer that ends, in a bracket, fence, bold sign or number, and "or" right before another one.
+_OR = re.compile(
+    r"(?:[\])}0-9]|```|\*\*)[\s,;.*$`]*(?:\bor|\u6216)\b(?:\s+the answer is\b)?[\s,:*$]*(?:```[A-Za-z]*[ \t]*\n?)?$",
     re.IGNORECASE,
 )
 # Signs that end an answer: what follows the last of them is words about it.
@@ -51,6 +59,12 @@ def final_part(text: str) -> str:
     if tagged is None and not after.strip():
         raise UnreadableError("no answer")
     return after if tagged is None else tagged
+
+
+def refuse_choice(text: str, start: int) -> None:
+    """Raise UnreadableError where "or" and another answer stand right before the one that begins at `start`."""
+    if _OR.search(text, max(start - NEAR, 0), start):
+        raise UnreadableError("one answer or another")
 
 
 def narrow(text: str) -> str:
@@ -82,33 +96,50 @@ def compared(reference: str, read: Callable[[str], str], spell: Callable[[str], 
 
 def last_block(text: str) -> str | None:
     """The last fenced block's contents, stripped, without a leading `name =`; None where there is none."""
-    blocks = _FENCE.findall(text)
-    return _ASSIGNED.sub("", str(blocks[-1]), count=1).strip() if blocks else None
+    return _block(text)[0]
 
 
-def box(text: str) -> str:
-    """The last box's contents. Raises UnreadableError where there is none, or an empty one."""
-    found = last_box(text)
-    if not found:
-        raise UnreadableError("no box")
-    return found
+def _block(text: str) -> tuple[str | None, int]:
+    """The last fenced block, as `last_block` has it, and where it begins; the text's beginning where there is none."""
+    blocks = list(_FENCE.finditer(text))
+    if blocks:
+        refuse_choice(text, blocks[-1].start(1))
+    return (_ASSIGNED.sub("", blocks[-1][1], count=1).strip(), blocks[-1].start(1)) if blocks else (None, 0)
 
 
-def last_value(text: str, read: Callable[[str], T]) -> T:
+def last_value(text: str, read: Callable[[str], T], *, listed: bool = False) -> T:
     """Read, by `read`, the last fenced block, or else the last bracketed text that it can read.
 
-    A bracketed text that is called the input, the given grid or the like, or follows "not", is none. Raises
-    UnreadableError where it can read neither.
+    Behind a block that it cannot read, or in it, there must be such a text, if it has brackets at all: an answer before
+    it was another one. A bracketed text that is called the input or the given grid, or follows "not", is none.
+    `listed`: several of them with commas between them may be a list. Raises UnreadableError where it can read none.
     """
-    block = last_block(text)
+    block, begin = _block(text)
     if block is not None:
         with suppress(UnreadableError):
             return read(block)
-    for start, written in _bracketed(text):
+        text = text[begin:] if any(sign in block for sign in _CLOSING) else text
+    for start, end in _bracketed(text):
         if not _SOMETHING_ELSE.search(text, max(start - NEAR, 0), start):
-            with suppress(UnreadableError):
-                return read(written)
+            refuse_choice(text, start)
+            for written in (_with_those_before(text, start, end) if listed else "", text[start:end]):
+                with suppress(UnreadableError):
+                    return read(written)
+            listed = False
     raise UnreadableError("no value of the form that is asked for")
+
+
+def _with_those_before(text: str, start: int, end: int) -> str:
+    """The bracketed text and those before it that only commas or "and" part, as one list."""
+    head = text[max(start - MAX_CHARACTERS, 0) : start]
+    parts = [text[start:end]]
+    reached = len(head)
+    for begin, after in _bracketed(head):
+        if not _COMMAS.fullmatch(head, after, reached):
+            break
+        parts.append(head[begin:after])
+        reached = begin
+    return f"[{','.join(reversed(parts))}]"
 
 
 def last_whole_numbers(text: str) -> list[list[int]]:
@@ -120,7 +151,7 @@ def _rows(text: str) -> list[list[int]]:
     try:
         return whole_numbers(read_literal(text))
     except UnreadableError:
-        bare = text.strip().strip("[]() \n\t")
+        bare = re.sub("[\"']", "", text).strip("[]() \n\t")
         rows = [row.split() for row in re.split(r"[,;\n]", bare) if row.strip()]
         # One number a row is a list, and the same numbers with commas between them are one too.
         if len(rows) < 2 or any(len(row) < 2 for row in rows):
@@ -128,8 +159,8 @@ def _rows(text: str) -> list[list[int]]:
         return whole_numbers(rows)
 
 
-def _bracketed(text: str) -> Iterator[tuple[int, str]]:
-    """Texts in brackets, each with its place, outermost ones, the last one first."""
+def _bracketed(text: str) -> Iterator[tuple[int, int]]:
+    """Where texts in brackets begin and end, outermost ones, the last one first; after a box or call what is in it."""
     end = len(text)
     for _ in range(MAX_TRIES):
         end = max(text.rfind(sign, 0, end) for sign in _CLOSING)
@@ -137,8 +168,8 @@ def _bracketed(text: str) -> Iterator[tuple[int, str]]:
             return
         start = _opened(text, end)
         if start is not None:
-            yield start, text[start : end + 1]
-            end = start
+            yield start, end + 1
+            end = end if _AROUND.match(text, start) else start
 
 
 def _opened(text: str, end: int) -> int | None:

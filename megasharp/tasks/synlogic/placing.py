@@ -66,7 +66,7 @@ def minesweeper(game: Game) -> Check:
         raise GameError("metadata's 'current_mines' must be pairs of numbers") from error
 
     def check(text: str) -> Finding:
-        found = last_value(text, lambda written: _places(read_literal(written)))
+        found = last_value(text, lambda written: _places(read_literal(written)), listed=True)
         return Finding(" ".join(f"{r},{c}" for r, c in sorted(set(found))), set(found) == mines)
 
     return check
@@ -93,7 +93,7 @@ def norinori(game: Game) -> Check:
     wanted = Counter({cell: 2 for cell in region.values() if cell != "X"})
 
     def check(text: str) -> Finding:
-        dominoes = last_value(text, lambda written: _dominoes(read_literal(written)))
+        dominoes = last_value(text, lambda written: _dominoes(read_literal(written)), listed=True)
         cover = [place for domino in dominoes for place in domino]
         covered = Counter(region.get(place, "") for place in cover)
         shaded = sum(cell == "X" for cell in region.values())

@@ -5,7 +5,16 @@ from __future__ import annotations
 import json
 import re
 
-from megasharp.tasks.synlogic.finding import MAX_LENGTH, NO_MISTAKE, compared, last_block, last_value, narrow
+from megasharp.tasks.extraction import last_box
+from megasharp.tasks.synlogic.finding import (
+    MAX_LENGTH,
+    NO_MISTAKE,
+    compared,
+    last_block,
+    last_value,
+    narrow,
+    refuse_choice,
+)
 from megasharp.tasks.synlogic.game import Check, Finding, Game, GameError, spelled
 from megasharp.tasks.synlogic.literals import (
     MAX_CHARACTERS,
@@ -21,14 +30,19 @@ _NUMBER = re.compile(r"-?[0-9]{1,18}")
 _DECIMAL = re.compile(r"(?:(?<![0-9)])-)?[0-9][0-9,]{0,30}\.(?:(?P<decimals>[0-9]{2})(?![0-9\u2026])|[0-9]*)")
 _THOUSANDS = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+\.[0-9]*")
 _IN_A_ROW = re.compile(r"(?:[ \t,;/$*&]|\b(?:or|and)\b|\u6216|\u548c)*", re.IGNORECASE)
-_IN_BRACKETS = re.compile(r"\[([^\[\]]*)\]\.?")
+_NUMBERS = re.compile(r"[0-9]{1,9}(?:(?:\s*[,&\u3001]\s*|\s)(?:and\s|&\s)?[0-9]{1,9})*")
+_EMPTY = frozenset(["", '""', "''", "[]", "\u201c\u201d"])
+_ABOUT_THOUGHTS = re.compile(
+    r"\b(?:the|answer|is|are|in|at|mistakes?|errors?|thoughts?|steps?|numbers?)\b|\u7b54\u6848|\u662f|\u9519\u8bef|\u601d\u7ef4|\u6b65\u9aa4"
+)
 _TRUTHS = re.compile(
     r"(?P<false>\b(?:no|false|lies?)\b|\u5426|\u4e0d\u662f|\u662f?(?:\u5047\u8bdd?|\u8c0e\u8bdd))"
     r"|(?P<true>\b(?:yes|true|truth)\b|\u662f?\u771f\u8bdd?|\u662f)"
 )
 _DENIED = re.compile(r"\bnot\b|n't\b", re.IGNORECASE)
-_BOLD = re.compile(r"[\s,\uff0c\u3001]*(?:and\s+)?\*\*([^*\n]+)\*\*")
+_BOLD = re.compile(r"[\s,\uff0c\u3001]*(?:and\s+)?\*\*([^*]+)\*\*")
 _ANSWER_IS = re.compile(r"(?:the answer is|\u7b54\u6848\u662f)[ :\uff1a=]*", re.IGNORECASE)
+_FENCE = re.compile(r"\s*`{3,}\w*\s*")
 _SENTENCE = re.compile(r"[^\n.!\u3002]*")
 
 
@@ -97,23 +111,43 @@ def dyck_language_errors(game: Game) -> Check:
     if not isinstance(valid, bool):
         raise GameError("metadata's 'is_valid' must be true or false")
     reference = "-1" if valid else str(game.whole("first_error_pos"))
-    return compared(reference, lambda text: text, _whole)
+    return compared(reference, narrow, _whole)
 
 
 def dyck_language_reasoning_errors(game: Game) -> Check:
-    """The numbers of the wrong thoughts, in any order, commas between them; none, or "no", where there is none."""
+    """The numbers of the wrong thoughts, in any order, commas between them; none, "no" or `""` where there is none.
+
+    They are in the last box, or else on the last line; a few words such as "thoughts" may stand beside them.
+    """
     wanted = sorted(set(game.wholes("error_indices"))) if game.field("error_indices") != [] else []
 
     def check(text: str) -> Finding:
-        bare = text.strip().lower().replace("\uff0c", ",")
-        listed = (_IN_BRACKETS.fullmatch(bare) or [bare, bare])[1].strip()
-        numbers = [] if not listed or NO_MISTAKE.fullmatch(listed) else [_whole(each) for each in listed.split(",")]
-        if "" in numbers or len(listed) > MAX_LENGTH:
-            raise UnreadableError("not numbers with commas between them")
-        given = sorted({int(each) for each in numbers})
-        return Finding(",".join(map(str, given)) or "none", given == wanted)
+        lines = _lines(text)
+        for written in (last_box(text), lines[-1] if lines else text):
+            given = None if written is None else _thoughts(written)
+            if given is not None:
+                return Finding(",".join(map(str, given)) or "none", given == wanted)
+        raise UnreadableError("not numbers with commas between them")
 
     return check
+
+
+def _thoughts(text: str) -> list[int] | None:
+    """The numbers of a list of thoughts; None where there is more than that, or nothing."""
+    if len(text) > MAX_LENGTH:
+        return None
+    if "".join(text.split()) in _EMPTY:
+        return []
+    plain = " ".join(re.sub("[\"'`]", "", narrow(text)).split()).strip("*$[](){}. ").lower()
+    if NO_MISTAKE.fullmatch(plain):
+        return []
+    listed = _ABOUT_THOUGHTS.sub(" ", plain).strip(" :")
+    return sorted({int(each) for each in re.findall("[0-9]+", listed)}) if _NUMBERS.fullmatch(listed) else None
+
+
+def _lines(text: str) -> list[str]:
+    """Lines with anything on them, fences aside."""
+    return [line for line in text.splitlines() if line.strip() and not _FENCE.fullmatch(line)]
 
 
 def web_of_lies(game: Game) -> Check:
@@ -136,8 +170,10 @@ def web_of_lies(game: Game) -> Check:
 
 def _stated(text: str) -> str:
     """The bold words that follow the last "the answer is", or its sentence; without these words, of the last line."""
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = _lines(text)
     places = [match.end() for match in _ANSWER_IS.finditer(text)]
+    if places:
+        refuse_choice(text, places[-1])
     said = text[places[-1] :] if places else lines[-1] if lines else ""
     bold: list[str] = []
     at = 0 if places else max(said.find("**"), 0)
