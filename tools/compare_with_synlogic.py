@@ -1,120 +1,192 @@
-"""Compare our checkers of SynLogic's tasks with its own, on problems that its own generators make.
+"""Compare our checkers of SynLogic's tasks with its own verifiers, on games of all tasks.
 
     git clone https://github.com/MiniMax-AI/SynLogic /tmp/SynLogic
-    python tools/compare_with_synlogic.py /tmp/SynLogic --problems 20
+    python -m venv /tmp/synlogic-venv
+    /tmp/synlogic-venv/bin/pip install numpy nltk sympy math-verify pandas markdown inflect
+    python tools/compare_with_synlogic.py /tmp/SynLogic --python /tmp/synlogic-venv/bin/python
 
-Each problem's solution is judged by both, and so are copies with one cell or digit changed. The repository's generators
-need numpy, its checkers sympy and math-verify too. A disagreement is printed; the known ones are said in
-`docs/reference/synlogic.md`.
+Its `requirements.txt` lacks markdown and inflect. Games come from the repository's generators where these take seconds,
+and are built from a solution elsewhere (`synlogic_peer/built.py`). Each task gets at least `--responses` right, as many
+wrong and as many malformed responses. Both judge all of them; their verifiers, which call `eval`, do so in a process
+with a limit of time. Printed is a table: for each task and kind the responses on which both agree, and where ours is
+stricter or laxer; then the kinds of difference (`synlogic_peer/reasons.py`) with their reasons. A difference of no
+known kind ends the program with 1. Where all tasks are compared, `tools/results/synlogic_verifiers.json`, the tables of
+`docs/reference/synlogic.md` and the sample that the unit tests hold are written. It takes about two minutes.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib
-import io
 import json
-import logging
+import platform
 import random
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from megasharp.tasks.synlogic import SynLogicAnswer, verify
-from megasharp.tasks.synlogic.filling import ARROWS
+from synlogic_peer.games import puzzles
+from synlogic_peer.peer import Peer
+from synlogic_peer.reasons import REASONS, reason
+from synlogic_peer.responses import KINDS, Response, responses
+from synlogic_peer.sample import sample
+from verifier_tables import on_page
 
-CHANGES = 6
+from megasharp import __version__
+from megasharp.tasks.synlogic import CHECKERS, SynLogicAnswer, verify
 
-# For each task: the module's name and its class, what its generator is told, and where a problem's solution is. The
-# generators of the other tasks take minutes, or their problems have a reference answer that is only compared.
-GENERATORS: dict[str, tuple[str, str, dict[str, Any], str]] = {
-    "arrow_maze": ("arrow_maze", "ArrowMaze", {}, "solution"),
-    "campsite": ("campsite", "Campsite", {}, "solution"),
-    "dyck_language": ("dyck_language", "DyckLanguage", {}, "answer"),
-    "dyck_language_errors": ("dyck_language_errors", "DyckLanguageErrors", {}, "answer"),
-    "dyck_language_reasoning_errors": ("dyck_language_reasoning_errors", "DyckLanguageReasoningErrors", {}, "answer"),
-    "goods_exchange": ("goods_exchange", "GoodsExchange", {}, "owns_after"),
-    "kukurasu": ("kukurasu", "Kukurasu", {}, "solution"),
-    "math_path": ("math_path", "MathPath", {}, "answer"),
-    "minesweeper": ("minesweeper", "Minesweeper", {}, "current_mines"),
-    "number_wall": ("number_wall", "NumberWall", {}, "solution"),
-    "numbrix": ("numbrix", "Numbrix", {}, "solution"),
-    "skyscraper_puzzle": ("skyscraper_puzzle", "SkyscraperPuzzle", {}, "solved_grid"),
-    "sudoku": ("sudoku", "Sudoku", {}, "complete_sudoku"),
-    "survo": ("survo", "Survo", {}, "answer"),
-    "web_of_lies": ("web_of_lies", "WebOfLies", {}, "answer"),
-}
+ROOT = Path(__file__).resolve().parents[1]
+RESULT = ROOT / "tools" / "results" / "synlogic_verifiers.json"
+PAGE = ROOT / "docs" / "reference" / "synlogic.md"
+BEGIN = "<!-- tools/compare_with_synlogic.py -->"
+SAMPLE = ROOT / "tests" / "unit" / "tasks" / "data" / "files" / "synlogic_agreed.jsonl"
+GAMES = 10
+SEED = 1
+SIDES = ("agree", "stricter", "laxer", "raised")
+# Tasks of a difference that are named on the page; of more the number.
+MOST_NAMED = 6
+PACKAGES = ("numpy", "sympy", "math-verify")
 
 
-def problems(task: str, count: int) -> list[Any]:
-    """What the repository's generator makes; nothing it prints is shown."""
-    module, name, options, _ = GENERATORS[task]
-    with contextlib.redirect_stdout(io.StringIO()):
-        game = getattr(importlib.import_module(f"games.tasks.{module}.scripts.{module}"), name)(**options)
-        return list(game.generate(count))
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A response with both verdicts; `theirs` is a text where their verifier raised."""
+
+    response: Response
+    ours: bool
+    theirs: bool | str
+
+    @property
+    def side(self) -> str:
+        """agree, stricter (ours refuses what theirs accepts), laxer, or raised."""
+        if isinstance(self.theirs, str):
+            return "raised"
+        return "agree" if self.ours == self.theirs else "laxer" if self.ours else "stricter"
 
 
-def solution_of(task: str, data: Any) -> str:
-    """The solution as a response would write it."""
-    key = GENERATORS[task][3]
-    solution = data.answer if key == "answer" else data.metadata[key]
-    text = solution if isinstance(solution, str) else json.dumps(solution, ensure_ascii=False)
-    if task == "math_path":
-        return f"[[{text}]]"
-    if task == "web_of_lies":
-        return f"The answer is: **{text}**"
-    plain = task.startswith("dyck") or task in ("minesweeper", "campsite", "kukurasu")
-    return text if plain else f"```python\n{text}\n```"
+def judge(response: Response, peer: Peer) -> Judged:
+    """Both verdicts on a response."""
+    puzzle = response.puzzle
+    game = json.dumps(puzzle.data, ensure_ascii=False)
+    ours = verify(response.text, SynLogicAnswer(puzzle.task, game)).reward == 1.0
+    return Judged(response, ours, peer.verdict(puzzle.task, puzzle.data, response.text))
 
 
-def changed(text: str, rng: random.Random) -> Iterator[str]:
-    """Copies of a response with one of its signs replaced by another of them."""
-    plain = any(sign.isalnum() for sign in text)
-    begin = max(text.find("```python\n") + len("```python"), text.find("**"), 0) if text[0] in "`T" else 0
-    body = [at for at, sign in enumerate(text) if at >= begin and (sign.isalnum() or sign in ARROWS or not plain)]
-    for _ in range(CHANGES):
-        at, other = rng.choice(body), text[rng.choice(body)]
-        yield text[:at] + other + text[at + 1 :]
+def table(judged: Sequence[Judged]) -> list[dict[str, Any]]:
+    """A row for each task and kind."""
+    counts = Counter((each.response.puzzle.task, each.response.kind, each.side) for each in judged)
+    both = Counter(
+        (each.response.puzzle.task, each.response.kind) for each in judged if each.ours and each.theirs is True
+    )
+    return [
+        {"task": task, "kind": kind, "both accept": both[task, kind]}
+        | {side: counts[task, kind, side] for side in SIDES}
+        for task in sorted({task for task, _, _ in counts})
+        for kind in KINDS
+    ]
 
 
-def compare(task: str, count: int, rng: random.Random, theirs: Any) -> tuple[int, int, int]:
-    """How many responses both judge alike, how many of those are right, and how many are judged otherwise."""
-    same = right = other = 0
-    for data in problems(task, count):
-        game = json.dumps({"question": data.question, "answer": data.answer, "metadata": data.metadata})
-        solution = solution_of(task, data)
-        for text in (solution, *changed(solution, rng)):
-            ours = verify(text, SynLogicAnswer(task, game)).reward == 1.0
-            with contextlib.redirect_stdout(io.StringIO()):
-                its = bool(theirs().verify(data, text))
-            same, right, other = same + (ours == its), right + (ours and its), other + (ours != its)
-            if ours != its:
-                print(f"  {task}: ours {ours}, its {its}: {text!r}"[:400])
-    return same, right, other
+def differences(judged: Sequence[Judged]) -> tuple[list[dict[str, Any]], list[Judged]]:
+    """Each known kind of difference with its count, tasks and changes; and the differences of no known kind."""
+    by_reason: dict[str, list[Judged]] = {}
+    unknown: list[Judged] = []
+    for each in judged:
+        if each.side in ("stricter", "laxer"):
+            known = reason(each.response.puzzle.task, each.response.kind, each.response.change, each.side)
+            (by_reason.setdefault(f"{known.side}: {known.name}", []) if known else unknown).append(each)
+    rows = [
+        {
+            "side": known.side,
+            "kind": known.name,
+            "responses": len(some),
+            "tasks": sorted({each.response.puzzle.task for each in some}),
+            "changes": sorted({each.response.change for each in some}),
+            "reason": known.text,
+        }
+        for known in REASONS
+        if (some := by_reason.get(f"{known.side}: {known.name}"))
+    ]
+    return rows, unknown
 
 
-def main() -> None:
-    """Compare, task by task."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+def versions(repository: Path, python: str) -> dict[str, str]:
+    """Versions of both sides."""
+    script = "import json, importlib.metadata as m, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
+    theirs = json.loads(subprocess.check_output([python, "-c", script, *PACKAGES], text=True))
+    commit = subprocess.check_output(["git", "-C", str(repository), "rev-parse", "HEAD"], text=True).strip()
+    ours = {name: version(name) for name in ("math-verify", "sympy")}
+    return {
+        "megasharp": __version__,
+        **ours,
+        "python": platform.python_version(),
+        "SynLogic": commit,
+        **{f"{name} beside SynLogic": each for name, each in theirs.items()},
+    }
+
+
+def printed(rows: Sequence[dict[str, Any]]) -> None:
+    """Print the table of tasks."""
+    print(f"{'task':32}{'kind':11}{'both accept':>12}" + "".join(f"{side:>10}" for side in SIDES))
+    for row in rows:
+        figures = "".join(f"{row[side] or '':>10}" for side in SIDES)
+        print(f"{row['task']:32}{row['kind']:11}{row['both accept'] or '':>12}{figures}")
+
+
+def in_markdown(rows: Sequence[dict[str, Any]], kinds: Sequence[dict[str, Any]]) -> str:
+    """The tables of the page: the kinds of difference, and the tasks."""
+    lines = ["| here | kind | responses | reason | tasks |", "|---|---|---|---|---|"]
+    for kind in kinds:
+        tasks = ", ".join(f"`{task}`" for task in kind["tasks"]) if len(kind["tasks"]) <= MOST_NAMED else ""
+        told = tasks or f"{len(kind['tasks'])} tasks"
+        lines.append(f"| {kind['side']} | {kind['kind']} | {kind['responses']} | {kind['reason']} | {told} |")
+    columns = [f"{kind}: {side}" for kind in KINDS for side in ("alike", *SIDES[1:])]
+    lines += ["", f"| task | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
+    for task in dict.fromkeys(row["task"] for row in rows):
+        of_task = {row["kind"]: row for row in rows if row["task"] == task}
+        figures = [str(of_task[kind][side] or "") for kind in KINDS for side in SIDES]
+        lines.append(f"| `{task}` | {' | '.join(figures)} |")
+    return "\n".join(lines)
+
+
+def options() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("repository", type=Path)
-    parser.add_argument("--problems", type=int, default=20)
-    parser.add_argument("--tasks", nargs="*", default=sorted(GENERATORS))
-    arguments = parser.parse_args()
-    sys.path.insert(0, str(arguments.repository))
-    with contextlib.redirect_stdout(io.StringIO()):
-        verifiers = importlib.import_module("task2verifier").verifier_classes
-    logging.disable()
-    random.seed(1)
-    for task in arguments.tasks:
-        try:
-            same, right, other = compare(task, arguments.problems, random.Random(1), verifiers[task])
-        except Exception as error:  # another repository's code
-            print(f"{task}: {type(error).__name__}: {error}")
-            continue
-        print(f"{task}: {same} judged alike, {right} of them right; {other} otherwise")
+    parser.add_argument("--python", default=sys.executable, help="a Python with the repository's dependencies")
+    parser.add_argument("--responses", type=int, default=50, help="of each task and kind")
+    parser.add_argument("--tasks", nargs="*", choices=sorted(CHECKERS), default=sorted(CHECKERS))
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Compare, task by task; 1 where a difference has no known reason."""
+    asked = options()
+    judged: list[Judged] = []
+    with Peer(asked.python, asked.repository.resolve()) as peer:
+        for task in asked.tasks:
+            games = puzzles(task, GAMES, SEED, peer)
+            judged += [judge(each, peer) for each in responses(games, asked.responses, random.Random(f"{SEED} {task}"))]
+    rows, (kinds, unknown) = table(judged), differences(judged)
+    printed(rows)
+    for kind in kinds:
+        print(f"\n{kind['side']}, {kind['kind']}: {kind['responses']} responses. {kind['reason']}")
+        print(f"  {', '.join(kind['tasks'])}\n  {'; '.join(kind['changes'])}")
+    for each in unknown:
+        told = f"{each.response.puzzle.task}, {each.response.kind}, {each.response.change}"
+        print(f"\nNo reason known: {told}: ours {each.ours}, theirs {each.theirs}: {each.response.text[:300]!r}")
+    if asked.tasks == sorted(CHECKERS):
+        result = {"date": datetime.now(UTC).date().isoformat(), "versions": versions(asked.repository, asked.python)}
+        RESULT.write_text(json.dumps(result | {"tasks": rows, "differences": kinds}, indent=1) + "\n", encoding="utf-8")
+        PAGE.write_text(on_page(PAGE.read_text(encoding="utf-8"), in_markdown(rows, kinds), BEGIN), encoding="utf-8")
+        agreed = [(each.response, each.ours) for each in judged if each.side == "agree"]
+        SAMPLE.write_text("".join(sample(agreed)), encoding="utf-8")
+    return 1 if unknown else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

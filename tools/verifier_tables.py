@@ -174,9 +174,9 @@ def _agreed(pairs: Sequence[tuple[bool, bool]]) -> list[str]:
     return [str(len(pairs)), f"{same:.1%}", f"{kappa:.2f}"]
 
 
-def on_page(page: str, text: str) -> str:
+def on_page(page: str, text: str, begin: str = BEGIN) -> str:
     """Return a Markdown page with the tables between its two marks; ValueError where they are missing."""
-    pattern = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(END)}", re.DOTALL)
     if not pattern.search(page):
-        raise ValueError(f"the page has no lines {BEGIN} and {END}")
-    return pattern.sub(lambda _: f"{BEGIN}\n\n{text}\n\n{END}", page)
+        raise ValueError(f"the page has no lines {begin} and {END}")
+    return pattern.sub(lambda _: f"{begin}\n\n{text}\n\n{END}", page)

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from megasharp.tasks.extraction import ending, last_tag
 from megasharp.tasks.synlogic.game import Check, Finding, GameError
-from megasharp.tasks.synlogic.literals import MAX_CHARACTERS, UnreadableError, read_literal, whole_numbers
+from megasharp.tasks.synlogic.literals import MAX_CHARACTERS, MAX_DEPTH, UnreadableError, read_literal, whole_numbers
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ _OR = re.compile(
     re.IGNORECASE,
 )
 # Signs that end an answer: what follows the last of them is words about it.
-_ENDS = re.compile(r"[\]})]|```|\*\*")
+_ENDS = ("]", "}", ")", "```", "**")
 
 
 def final_part(text: str) -> str:
@@ -74,8 +74,8 @@ def narrow(text: str) -> str:
 
 def words_after(text: str) -> str:
     """What follows the last bracket, brace, fence or bold sign of a response; empty where there is none of these."""
-    signs = [match.end() for match in _ENDS.finditer(text)]
-    return text[signs[-1] :] if signs else ""
+    ends = [text.rfind(sign) + len(sign) for sign in _ENDS if sign in text]
+    return text[max(ends) :] if ends else ""
 
 
 def compared(reference: str, read: Callable[[str], str], spell: Callable[[str], str]) -> Check:
@@ -173,12 +173,14 @@ def _bracketed(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _opened(text: str, end: int) -> int | None:
-    """Find the place where the bracket that closes at `end` opens; None where none opens within the limit of length."""
+    """Find the place where the bracket that closes at `end` opens; None where none opens within the limits."""
     open_brackets: list[str] = []
     for at in range(end, max(end - MAX_CHARACTERS, -1), -1):
         sign = text[at]
         if sign in _CLOSING:
             open_brackets.append(_CLOSING[sign])
+            if len(open_brackets) > 2 * MAX_DEPTH:
+                return None
         elif sign in "[({":
             if open_brackets.pop() != sign:
                 return None

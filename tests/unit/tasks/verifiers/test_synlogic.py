@@ -19,6 +19,7 @@ from megasharp.tasks.synlogic.literals import UnreadableError, read_literal
 from megasharp.tasks.table import make_verifiers
 
 FILE = Path(__file__).parents[1] / "data" / "files" / "synlogic_games.yaml"
+AGREED = FILE.with_name("synlogic_agreed.jsonl")
 OUTCOMES = {"right": Outcome.CORRECT, "wrong": Outcome.WRONG, "unreadable": Outcome.FORMAT}
 
 
@@ -57,6 +58,17 @@ def test_an_answer_in_tags_after_thinking_is_judged_alike(answer: SynLogicAnswer
         if "<answer>" not in text:
             assert verify(f"<think>{text}? [[9]] no</think>\n<answer>\n{text}\n</answer>", answer).reward == 1.0
             assert verify(f"<think>{text}</think>", answer).outcome is Outcome.FORMAT
+
+
+def test_published_verifiers_give_the_same_verdicts() -> None:
+    """On a sample that `tools/compare_with_synlogic.py` wrote, where both agreed: none of these games is by hand."""
+    lines = AGREED.read_text(encoding="utf-8").splitlines()
+    for line in lines:
+        entry = json.loads(line)
+        answer = SynLogicAnswer(entry["task"], json.dumps(entry["game"]))
+        ours = {text: verify(text, answer).reward == 1.0 for text in entry["verdicts"]}
+        assert ours == entry["verdicts"], entry["task"]
+    assert [json.loads(line)["task"] for line in lines] == sorted(CHECKERS)
 
 
 HOSTILE = (
