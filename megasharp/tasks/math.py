@@ -32,7 +32,7 @@ from megasharp.tasks.math_characters import as_latex
 from megasharp.tasks.math_comparison import Comparison
 from megasharp.tasks.math_lists import members, with_both_signs
 from megasharp.tasks.math_stated import Commitment, commitment
-from megasharp.tasks.math_text import in_base, is_row, is_words, plain, same_text, without_spaces, words
+from megasharp.tasks.math_text import fraction_of, in_base, is_row, is_words, plain, same_text, without_spaces, words
 from megasharp.tasks.math_units import without_unit
 from megasharp.tasks.prompts import boxed_prompt
 
@@ -124,17 +124,19 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
 def _right(answer: str, gold: str, found: Commitment, comparison: Comparison) -> bool:
     """Decide if a response commits to the known answer, and to nothing else.
 
-    Boxes that are joined are a list, or one value in several spellings. Where the known answer is a list, boxes
-    anywhere may each hold a part of it.
+    Boxes that are joined are a list, or one value in several spellings. Where the known answer is a list or a pair,
+    boxes anywhere may each hold a part of it.
     """
     given = ", ".join(found.texts)
     if same_text(answer, given) or comparison.same(gold, plain(given)):
         return True
     if len(found.texts) > 1 and all(comparison.same(gold, plain(each)) for each in found.texts):
         return True
-    parts = tuple(dict.fromkeys(found.all_boxes))
+    parts = found.all_boxes
+    if gold.startswith("("):
+        return len(parts) == len(members(gold[1:-1])[0]) > 1 and comparison.same(gold, plain(", ".join(parts)))
     listed = len(with_both_signs(members(gold)[0])) > 1
-    return listed and len(parts) > len(found.texts) and comparison.same(gold, plain(", ".join(parts)))
+    return listed and len(parts) > len(found.texts) and comparison.same(gold, plain(", ".join(dict.fromkeys(parts))))
 
 
 def load_library() -> None:
@@ -147,7 +149,7 @@ def canonical(text: str) -> str:
 
     Rational numbers are exact, others are given to 12 digits; sums and products are expanded; sets are sorted.
     """
-    from megasharp.tasks.math_algebra import fraction_of, name_of, parse
+    from megasharp.tasks.math_algebra import name_of, parse
 
     text = plain(text)
     if is_words(text):

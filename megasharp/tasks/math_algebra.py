@@ -8,14 +8,13 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import replace
-from fractions import Fraction
 
 import math_verify
 import sympy
 from math_verify.grader import is_assignment_relation, is_equation, is_relation, take_last_relation
 from sympy.core.function import AppliedUndef
 
-from megasharp.tasks.math_bounds import MAX_DIGITS, MAX_LENGTH, stand_ins, with_stand_ins
+from megasharp.tasks.math_bounds import MAX_LENGTH, stand_ins, with_stand_ins
 from megasharp.tasks.math_text import bracket, same_text
 
 # It warns once a process that its limit of time is off.
@@ -28,24 +27,6 @@ _ROUNDED_DIGITS = 6
 # A float has 15 to 17 digits; a computation may be wrong in the last of them.
 _FLOAT_DIGITS = 15
 _FLOAT_ERROR = sympy.Rational(1, 10**15)
-
-_DECIMAL = re.compile(r"([-+]?)\s*(\d*)(?:\.(\d*))?")
-_RATIO = re.compile(r"([-+]?)\s*(?:\\frac\s*(?:\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}|(\d)\s*(\d))|(\d+)\s*/\s*(\d+))")
-
-
-def fraction_of(text: str) -> Fraction | None:
-    """The value of a plain integer, decimal or fraction, without the library; None for anything else."""
-    text = text.strip()
-    if len(text) > MAX_DIGITS:
-        return None
-    decimal = _DECIMAL.fullmatch(text)
-    if decimal and (decimal[2] or decimal[3]):
-        return Fraction(f"{decimal[1]}{decimal[2] or '0'}.{decimal[3] or '0'}")
-    ratio = _RATIO.fullmatch(text)
-    if ratio is None:
-        return None
-    above, below = (int(each) for each in ratio.groups()[1:] if each)
-    return Fraction(-above if ratio[1] == "-" else above, below) if below else None
 
 
 def parse(text: str) -> sympy.Basic | sympy.MatrixBase | None:

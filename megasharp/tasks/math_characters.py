@@ -9,16 +9,10 @@ from __future__ import annotations
 import re
 import unicodedata
 
-_FULL_WIDTH = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
+from megasharp.tasks.wording import ascii_signs
+
 _KEPT = {
-    "-": "\N{HYPHEN}\N{NON-BREAKING HYPHEN}\N{FIGURE DASH}\N{EN DASH}\N{MINUS SIGN}\N{SMALL HYPHEN-MINUS}",
-    " ": "\N{NO-BREAK SPACE}\N{EN SPACE}\N{EM SPACE}\N{FIGURE SPACE}\N{THIN SPACE}\N{HAIR SPACE}\N{SIX-PER-EM SPACE}"
-    "\N{NARROW NO-BREAK SPACE}\N{MEDIUM MATHEMATICAL SPACE}\N{IDEOGRAPHIC SPACE}",
-    "": "\N{ZERO WIDTH SPACE}\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}\N{WORD JOINER}\N{ZERO WIDTH NO-BREAK SPACE}"
-    "\N{LEFT-TO-RIGHT MARK}\N{RIGHT-TO-LEFT MARK}\N{INVISIBLE TIMES}\N{FUNCTION APPLICATION}",
-    ".": "\N{IDEOGRAPHIC FULL STOP}",
-    ",": "\N{IDEOGRAPHIC COMMA}",
-    "'": "\N{PRIME}\N{RIGHT SINGLE QUOTATION MARK}",
+    "": "\N{INVISIBLE TIMES}\N{FUNCTION APPLICATION}\N{LEFT-TO-RIGHT MARK}\N{RIGHT-TO-LEFT MARK}",
     "/": "\N{FRACTION SLASH}\N{DIVISION SLASH}",
     "*": "\N{ASTERISK OPERATOR}",
     r"^\circ": "\N{DEGREE SIGN}",
@@ -53,7 +47,7 @@ _GREEK = {
     )
     for name in names.split()
 }
-_TABLE = _FULL_WIDTH | {ord(each): kept for kept, each_of in _KEPT.items() for each in each_of} | _GREEK
+_TABLE = {ord(each): kept for kept, each_of in _KEPT.items() for each in each_of} | _GREEK
 _TABLE[ord("\N{GREEK SMALL LETTER LAMDA}")] = r"\lambda "
 
 _DIGIT = re.compile(r"(?![0-9])\d")
@@ -77,7 +71,7 @@ def as_latex(text: str) -> str:
     text = _RAISED_RUN.sub(lambda run: "^{" + run[0].translate(_PLAIN) + "}", text)
     text = _LOWERED_RUN.sub(lambda run: "_{" + run[0].translate(_PLAIN) + "}", text)
     text = _ROOT.sub(_radical, text)
-    return _DIGIT.sub(lambda digit: str(unicodedata.decimal(digit[0])), text.translate(_TABLE))
+    return _DIGIT.sub(lambda digit: str(unicodedata.decimal(digit[0])), ascii_signs(text.translate(_TABLE)))
 
 
 def _fraction(sign: re.Match[str]) -> str:

@@ -14,7 +14,7 @@ from megasharp.tasks.math_bounds import MAX_LENGTH, beyond
 from megasharp.tasks.math_equations import modulus_of, sides, unknowns, values
 from megasharp.tasks.math_lists import MOST, inside_braces, members, with_both_signs
 from megasharp.tasks.math_notation import as_row, one_notation
-from megasharp.tasks.math_text import bracket, in_base, is_row, is_words, plain, same_text, words
+from megasharp.tasks.math_text import bracket, fraction_of, in_base, is_row, is_words, plain, same_text, words
 from megasharp.tasks.math_units import is_bare_letter, without_percent, without_unit, without_words
 
 _MARKED_NAME = re.compile(
@@ -24,6 +24,8 @@ _INDIAN = re.compile(r"-?\d{1,2}(?:,\d{2})+,\d{3}(?:\.\d+)?")
 _INEQUALITY = re.compile(r"[<>]|\\(?:le|ge|lt|gt)q?(?![A-Za-z])")
 _FUNCTION_VALUE = re.compile(r"y|[A-Za-z]\s*\(\s*x\s*\)")
 _ASSIGNED = re.compile(r"\s*([A-Za-z])\s*=\s*([^=]+)")
+_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*\\circ")
+_RADIANS = r"(\\frac{\1\\pi}{180})"
 _CONSTANT = re.compile(r"(.*[^\s+])\s*\+\s*[A-Z]$", re.DOTALL)
 
 
@@ -66,7 +68,7 @@ class Comparison:
                 # One value, said in several ways.
                 return all(self.same(gold, plain(each)) for each in read)
             else:
-                return self._same_assignments(gold, read)
+                return False if fraction_of(gold) is not None else self._same_assignments(gold, read)
         elif len(known) > 1 and len(read) == 1 and r"\cup" in given and any(map(_INEQUALITY.search, known)):
             read = given.split(r"\cup")
         if min(len(known), len(read)) == 1 or max(len(known), len(read)) > MOST:
@@ -132,10 +134,11 @@ class Comparison:
         return self._equal(known, read) or self._equal(_hundredth(known), read)
 
     def _agree(self, one: str, other: str) -> bool:
-        return same_text(one, other) or self._equal(plain(one), plain(other))
+        one, other = _DEGREES.sub(_RADIANS, plain(one)), _DEGREES.sub(_RADIANS, plain(other))
+        return same_text(one, other) or self._equal(one, other)
 
     def _equal(self, gold: str, given: str) -> bool:
-        from megasharp.tasks.math_algebra import equal, fraction_of
+        from megasharp.tasks.math_algebra import equal
 
         numbers = fraction_of(gold), fraction_of(given)
         if None not in numbers and numbers[0] == numbers[1]:
@@ -189,8 +192,6 @@ def _without_constant(gold: str, given: str) -> tuple[str, str]:
 
 def _is_share(text: str) -> bool:
     """Return True for a number from -1 to 1, of which a percent sign can say only a hundredth."""
-    from megasharp.tasks.math_algebra import fraction_of
-
     number = fraction_of(text)
     return number is not None and abs(number) <= 1
 

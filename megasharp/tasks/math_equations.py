@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _TOKEN = re.compile(
-    r"(?P<open>\\\{|[{(\[])|(?P<close>\\\}|[})\]])|(?P<other>[<>!:]\s*=|\\(?:le|ge|ne|neq|lt|gt)(?![A-Za-z])|[<>])"
+    r"(?P<open>\\\{|[{(\[])|(?P<close>\\\}|[})\]])|(?P<other>[<>:]\s*=|\\(?:le|ge|ne|neq|lt|gt)(?![A-Za-z])|[<>])"
     r"|(?P<relation>=|\\(?:equiv|approx|simeq|sim)(?![A-Za-z]))"
 )
 # What leads to the equation that counts.

@@ -37,7 +37,9 @@ _NUMBER = re.compile(
 _FORMULA = re.compile(
     r"[\s*]*(?:\$(?P<dollars>[^$\n]{1,400})\$|\\\((?P<brackets>[^\n]{1,400}?)\\\))[\s*]*(?:$|[.](?:\s|$))"
 )
-_THEREFORE = re.compile(r"^[\s$*]*(?:\\\(\s*)?\\therefore(?![A-Za-z])(?P<said>[^\n$]{1,400}?)(?:[\s$*.]|\\\))*$")
+_THEREFORE = re.compile(
+    r"^[\s$*]*(?:\\\(\s*)?\\therefore(?![A-Za-z])(?:\\[,;: ]|\s)*(?P<said>[^\n$]{1,400}?)(?:[\s$*.]|\\\))*$"
+)
 _SAID = re.compile(r"\s*(?:\\[A-Za-z]+|[A-Za-z])(?:_\{?\w+\}?)?\s*=\s*\S.*|\s*-?[\d\\].*")
 
 

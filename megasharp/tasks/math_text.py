@@ -7,16 +7,22 @@ equals "seat"), units (5 cm is not 5 m) and bases (11_2 is not 11_3) are told ap
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from megasharp.tasks.math_units import number_in_words
 
-_WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+_WRAPPERS = (("**", "**"), ("`", "`"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+# Signs that end a sentence or clause, and spaces.
+_CLOSING = re.compile(r"(?:(?<!\\)[.,;]|\\[,;:!]|\s)+$")
+_EMPHASIS = re.compile(r"\\(?:underline|mathbf|boldsymbol|bm)\s*\{([^{}]*)\}")
 _SPELLINGS = tuple(
     (re.compile(re.escape(written) + (r"(?![A-Za-z])" if written[-1].isalpha() else "")), kept)
     for written, kept in (
         (r"\dfrac", r"\frac"),
         (r"\tfrac", r"\frac"),
         (r"\displaystyle", ""),
+        (r"\checkmark", ""),
+        ("infinity", r"\infty"),
         (r"\leq", r"\le"),
         (r"\geq", r"\ge"),
         (r"\varnothing", r"\emptyset"),
@@ -35,7 +41,7 @@ _REPEATING = re.compile(
 _NEARLY = re.compile(r"(?:\\approx|\\simeq|\\sim|=)(?![A-Za-z])\s*")
 # What leads to an answer, and is no part of it: "The answer is 5", `\therefore 5`, `x is 5`.
 _LED = re.compile(
-    r"(?:\\(?:therefore|implies|Rightarrow|Longrightarrow)(?![A-Za-z])|\\text\s*\{[^{}]*(?:\bis|\bare|\bequals|[:=])\s*\}"
+    r"(?:\\(?:therefore|implies|Rightarrow|Longrightarrow)(?![A-Za-z])|\\text\s*\{[^{}]*(?:\bis|\bare|\bequals|\bexactly|[:=])\s*\}"
     r"|(?:[Tt]hus|[Hh]ence|[Ss]o|[Tt]herefore),?\s|(?:[Tt]he )?(?:[Ff]inal )?[Aa]nswer(?: is)?\s*:?\s+|[A-Za-z] is\s+)"
     r"(?:\\[,;: ]|\s|:)*(?=\S)"
 )
@@ -46,6 +52,12 @@ _TOKEN_BRACES = re.compile(r"([\^_])\{(\w)\}")
 _TURNED = re.compile(r"([^=<>\\A-Za-z]+)=\s*([A-Za-z])")
 _ROW = re.compile(r"-?\d+(?:\s+-?\d+)+")
 _BASED = re.compile(r"([0-9A-Za-z]+)_\{?(\d{1,2})\}?")
+
+_DECIMAL = re.compile(r"([-+]?)\s*(\d*)(?:\.(\d*))?")
+_RATIO = re.compile(r"([-+]?)\s*(?:\\frac\s*(?:\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}|(\d)\s*(\d))|(\d+)\s*/\s*(\d+))")
+
+# Longer integers are beyond what Python reads in a short time.
+_LONGEST_NUMBER = 200
 
 _WORD_COMMANDS = re.compile(r"\\(?:text|textbf|textrm|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
 # A date's or a room's number may follow.
@@ -66,10 +78,12 @@ def plain(text: str) -> str:
     for before, after in _WRAPPERS:
         if len(text) > len(before) + len(after) and text.startswith(before) and text.endswith(after):
             text = text[len(before) : -len(after)].strip()
+    emphasised = _EMPHASIS.fullmatch(text)
+    text = emphasised[1].strip() if emphasised else text
     for written, kept in _SPELLINGS:
         text = written.sub(kept.replace("\\", r"\\"), text)
     text = _LED.sub("", text, count=1) if _LED.match(text) else text
-    text = _DECIMAL_SIGN.sub(".", _THOUSANDS.sub("", text.rstrip(".").strip()))
+    text = _DECIMAL_SIGN.sub(".", _THOUSANDS.sub("", _CLOSING.sub("", text)))
     if "," in text and not {"(", "[", "{"}.intersection(text):
         text = _COMMA_THOUSANDS.sub(lambda number: number[1].replace(",", ""), text)
     text = _TIMES_TEN.sub(r"\\times ", text)
@@ -105,6 +119,21 @@ def _fraction(decimal: re.Match[str]) -> str:
     below = int("9" * len(again) + "0" * len(once))
     above = int((whole or "0") + once + again) - int((whole or "0") + once)
     return rf"{sign}\frac{{{above}}}{{{below}}}"
+
+
+def fraction_of(text: str) -> Fraction | None:
+    """The value of a plain integer, decimal or fraction, without the library; None for anything else."""
+    text = text.strip()
+    if len(text) > _LONGEST_NUMBER:
+        return None
+    decimal = _DECIMAL.fullmatch(text)
+    if decimal and (decimal[2] or decimal[3]):
+        return Fraction(f"{decimal[1]}{decimal[2] or '0'}.{decimal[3] or '0'}")
+    ratio = _RATIO.fullmatch(text)
+    if ratio is None:
+        return None
+    above, below = (int(each) for each in ratio.groups()[1:] if each)
+    return Fraction(-above if ratio[1] == "-" else above, below) if below else None
 
 
 def is_row(text: str) -> bool:

@@ -18,7 +18,9 @@ _THAT = rf"(?:that|this|it|{_ANSWER})"
 _TAKEN = re.compile(
     rf"\b{_THAT}(?:'s| is| was| must be| has to be| seems(?: to be)?| looks)"
     r" (?:actually |clearly |definitely |completely |also )?"
-    r"(?:wrong|incorrect|false|mistaken|an error|a mistake|not (?:right|correct))\b"
+    r"(?:wrong|incorrect|mistaken|an error|a mistake|not (?:right|correct))\b"
+    # "It is wrong to assume ..." and "this is not correct for odd n" speak of something else.
+    r"(?!\s+(?:to|for|that|if|when|in|of|unless|under|with|only)\b)"
     rf"|\b{_THAT} (?:cannot|can't|can not) be (?:right|correct|true)\b"
     r"|\bI (?:have )?made (?:a|an|some|the)(?: \w+)? (?:mistake|error)|\bthere must be (?:an error|a mistake)\b"
     r"|\bI give up\b|\b(?:strike|scratch) that\b"
@@ -26,7 +28,9 @@ _TAKEN = re.compile(
     r"|\bI (?:take|have to take|must take) (?:that|this|it) back\b|\bI (?:withdraw|retract)\b"
     r"|\bI (?:have|can give|can offer) no (?:final )?answer\b|\bI (?:change|must change|have to correct) (?:my|the) "
     r"|\bI (?:cannot|can't|could not|couldn't|am unable to|am not able to|do not know how to|don't know how to) "
-    r"(?:\w+ )?(?:determine|solve|answer|decide|give|find|finish)\b|\bI (?:do not|don't) know(?: the answer)?(?=\W*$)"
+    r"(?:\w+ )?(?:determine|solve|answer|decide|finish|fix"
+    r"|(?:give|find) (?:an?|any|the) (?:\w+ )?(?:answer|solution))\b"
+    r"|\bI (?:do not|don't) know(?: the answer)?(?=\W*$)"
     r"|\u6211\u653e\u5f03|\u8fd9(?:\u662f)?\u4e0d\u5bf9|\u7b54\u6848(?:\u662f)?\u9519",
     re.IGNORECASE,
 )

@@ -273,6 +273,13 @@ def judge(gold: str, given: str) -> Outcome:
         (r"\frac13", r"0.\dot{3}", CORRECT),
         ("113_6", r"113_{\text{six}}", CORRECT),
         ("5", r"\therefore 5", CORRECT),
+        ("5", "**5**", CORRECT),
+        ("5", r"5\checkmark", CORRECT),
+        ("5", "5;", CORRECT),
+        ("5", "5 and 5", WRONG),
+        ("120", "5!=120", CORRECT),
+        ("121", "5!=121", WRONG),
+        (r"\frac{\sqrt3}{2}", r"\sin 60^\circ=\frac{\sqrt3}{2}", CORRECT),
         ("5", r"\text{The answer is }5", CORRECT),
         ("5", "x is 5", CORRECT),
         # Vectors, intervals and complex numbers in other notations.
@@ -383,6 +390,9 @@ def test_where_the_answer_is(text: str, expected: Outcome) -> None:
 )
 def test_several_boxes_are_a_known_list(text: str, expected: Outcome) -> None:
     assert verify(text, MathAnswer("2,5")).outcome is expected
+    # The same boxes are a known pair, in their order.
+    assert verify(r"$x=\boxed{2}$, $y=\boxed{5}$", MathAnswer("(2,5)")).outcome is CORRECT
+    assert verify(r"$x=\boxed{5}$, $y=\boxed{2}$", MathAnswer("(2,5)")).outcome is WRONG
 
 
 @each_case(
@@ -526,7 +536,7 @@ def test_what_no_bound_holds_ends_with_its_process(gold: str, bomb: str) -> None
     context = multiprocessing.get_context("fork")
     worker = context.Process(target=judge, args=(gold, bomb))
     worker.start()
-    worker.join(3.0)
+    worker.join(1.0)
     was_alive = worker.is_alive()
     worker.kill()
     worker.join(HANG_S)
