@@ -214,7 +214,14 @@ def plot_panels(curves: Mapping[str, Banded], beside: Sequence[str], title: str,
     figure.subplots_adjust(left=0.06, right=0.98, bottom=0.42 / height, top=1 - (_HEAD + 0.15) / height, hspace=0.42)
     figure.text(0.02, 1 - 0.22 / height, title, fontsize=11, fontweight="bold", color=INK, va="center")
     legend = "   ".join(f"{_MARKS[i]} {name}" for i, name in enumerate(beside) if name in curves)
-    figure.text(0.02, 1 - 0.45 / height, f"pass@k with 95% intervals;  {legend}", fontsize=8, color=MUTED, va="center")
+    figure.text(
+        0.02,
+        1 - 0.45 / height,
+        f"pass@k with 95% intervals over problems;  {legend}",
+        fontsize=8,
+        color=MUTED,
+        va="center",
+    )
     return save_figure(figure, path)
 
 

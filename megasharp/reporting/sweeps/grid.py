@@ -105,8 +105,8 @@ class SweepConfig(Section):
     seeds: list[int] = Field(
         default=[1],
         min_length=1,
-        description="Seeds; every case and choice of axis values is run once with each. Use at least three to see how "
-        "runs vary.",
+        description="Seeds; every case and choice of axis values is run once with each. Two allow an "
+        "interval over runs and problems; with fewer than five, few differences of a table of ten rows are bold.",
     )
     cases: dict[str, CaseConfig] = Field(
         default={},

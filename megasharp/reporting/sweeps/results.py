@@ -1,9 +1,9 @@
 """Results of a sweep's finished runs: each row's metrics over its seeds, and minus another row's; table and pictures.
 
 In reading order: a run's evaluation, a row's estimates, and what `megasharp sweep --results` writes of them. Two things
-vary. The problems of a suite and the samples drawn give 95% intervals, by resampling problems, each with its mean over
-the row's runs. The runs differ too: the lowest and the highest run are beside the mean, because three runs are too few
-for an interval of their own.
+vary. The problems of a suite and the samples drawn give a row's means 95% intervals, by resampling problems, each with
+its mean over the row's runs; the lowest and the highest run are beside them. Differences between rows are of methods,
+so their intervals are over runs and problems, and those alone decide what is bold (`evals.crossed`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from megasharp.common.errors import UserError
 from megasharp.common.files import completed, write_text
+from megasharp.evals.crossed import Crossed, bold, crossed
 from megasharp.evals.estimators import Interval, columns, mean_intervals, means
 from megasharp.evals.result_files import load_result
 from megasharp.reporting.history import RunHistory, read_run
@@ -58,17 +59,31 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
+class Difference:
+    """A row's metric minus that of the row it is compared with, problem by problem.
+
+    `crossed` is None where one of them has a single run. Then `interval` is over problems alone: of these two models,
+    not of the methods that trained them.
+    """
+
+    mean: float
+    interval: Interval
+    crossed: Crossed | None
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One row of the table: estimates by the metrics' names.
 
-    `difference` is this row's metric minus that of the row it is compared with, problem by problem, of the same seeds;
-    empty where there is none.
+    `difference` is empty where there is nothing to compare the row with. `compared` says of which runs it is, such as
+    "3 pairs" or "2 and 5".
     """
 
     name: str
     seeds: tuple[int, ...]
     figures: Mapping[str, Estimate]
-    difference: Mapping[str, Estimate]
+    difference: Mapping[str, Difference]
+    compared: str = ""
 
 
 def measure(history: RunHistory, suite: str, seed: int, *, first: bool = False) -> Measured:
@@ -104,18 +119,71 @@ def rows(measured: Mapping[str, Sequence[Measured]], against: str | None) -> lis
     every = [one for runs in measured.values() for one in runs]
     if any(one.problems != every[0].problems for one in every):
         raise UserError("the sweep's runs were evaluated on different problems: run again those that differ")
-    other = {one.seed: one.figures for one in measured.get(against, ())} if against is not None else {}
+    other = measured.get(against, ()) if against is not None else ()
     found = []
     for name, runs in measured.items():
         if not runs:
             continue
-        pairs = [(one.figures, other[one.seed]) for one in runs if one.seed in other and name != against]
         figures = {figure: [one.figures[figure] for one in runs if figure in one.figures] for figure in runs[0].figures}
-        differences = {
-            figure: [own[figure] - beside[figure] for own, beside in pairs if figure in own and figure in beside]
-            for figure in figures
-        }
-        found.append(Row(name, tuple(one.seed for one in runs), _estimates(figures), _estimates(differences)))
+        sides = _sides(runs, other) if other and name != against else None
+        found.append(
+            Row(
+                name,
+                tuple(one.seed for one in runs),
+                _estimates(figures),
+                _differences(sides) if sides else {},
+                sides.text if sides else "",
+            )
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """The runs of both rows that are compared; with `paired` equally many, run by run of one seed."""
+
+    own: Sequence[Measured]
+    other: Sequence[Measured]
+    paired: bool
+
+    @property
+    def text(self) -> str:
+        if self.paired:
+            return f"{len(self.own)} pairs" if len(self.own) > 1 else "1 pair"
+        return f"{len(self.own)} and {len(self.other)}"
+
+
+def _sides(own: Sequence[Measured], other: Sequence[Measured]) -> _Sides:
+    """Pair runs by seed where both rows have the same seeds; else take all runs, as independent ones.
+
+    Runs of one seed see the same data, and samples are drawn by the same numbers: they may be correlated.
+    """
+    by_seed = {one.seed: one for one in other}
+    if by_seed.keys() == {one.seed for one in own}:
+        return _Sides(own, [by_seed[one.seed] for one in own], paired=True)
+    return _Sides(own, other, paired=False)
+
+
+def _differences(sides: _Sides) -> dict[str, Difference]:
+    """Compare metrics by name; those that not all of the runs have are left out."""
+    every = [*sides.own, *sides.other]
+    names = [name for name in sides.own[0].figures if all(name in one.figures for one in every)]
+    values = {
+        name: tuple(np.stack([one.figures[name] for one in side]) for side in (sides.other, sides.own))
+        for name in names
+    }
+    over_problems_PF = np.stack(
+        [_mean(after, axis=0) - _mean(before, axis=0) for before, after in values.values()], axis=1
+    )
+    found = {}
+    for name, interval, column_P in zip(
+        names, mean_intervals(over_problems_PF, seed=_RESAMPLING_SEED), over_problems_PF.T, strict=True
+    ):
+        if interval is not None:
+            before, after = values[name]
+            one = crossed(before, after, paired=sides.paired)
+            mean = float(np.nanmean(column_P)) if one is None else float(one.difference)
+            found[name] = Difference(mean, interval, one)
     return found
 
 
@@ -155,7 +223,7 @@ _BESIDE = {
 def markdown(rows: Sequence[Row], ks: Sequence[int], against: str | None) -> str:
     """Format the table: metrics with intervals over problems, below them the lowest and highest run; then differences.
 
-    A difference is bold where its interval is on one side of zero and every pair of runs is on the same side.
+    A difference is bold where its crossed interval excludes zero after Holm's correction over the rows of its column.
     """
     shown = [*(f"pass@{k}" for k in ks), MEAN, *(name for name in _BESIDE if any(name in row.figures for row in rows))]
     heads = [_BESIDE.get(name, name) for name in shown]
@@ -170,15 +238,30 @@ def markdown(rows: Sequence[Row], ks: Sequence[int], against: str | None) -> str
     lines = [*_lines(["", "runs", *heads], cells)]
     beside = [row for row in rows if row.difference]
     if beside:
-        lines += ["", f"Minus `{against}`, problem by problem, runs of the same seed:", ""]
-        cells = []
-        for row in beside:
-            change, runs = row.difference, len(row.seeds)
-            cells.append(
-                [f"`{row.name}`", *(_difference(change[name], runs) if name in change else "" for name in shown)]
-            )
-        lines += _lines(["", *heads], cells)
+        columns = [_column([row.difference.get(name) for row in beside]) for name in shown]
+        cells = [[f"`{row.name}`", row.compared, *texts] for row, *texts in zip(beside, *columns, strict=True)]
+        lines += ["", f"Minus `{against}`, problem by problem. {_EXPLANATION}{_alone(beside)}", ""]
+        lines += _lines(["", "runs", *heads], cells)
     return "\n".join(lines) + "\n"
+
+
+_EXPLANATION = (
+    "First brackets: 95% interval over runs and problems, of that row alone; second: 95% t interval over runs. Bold: "
+    "the first excludes zero after Holm's correction over the rows of its column too. Pairs are runs of one seed."
+)
+
+
+def _alone(rows: Sequence[Row]) -> str:
+    alone = [f"`{row.name}`" for row in rows if any(each.crossed is None for each in row.difference.values())]
+    if not alone:
+        return ""
+    return f" One run on a side, {', '.join(alone)}: the interval is over problems alone, of these models; never bold."
+
+
+def _column(column: Sequence[Difference | None]) -> list[str]:
+    """Format the differences of one metric, which are the rows that Holm's correction counts."""
+    marked = bold([None if each is None or each.crossed is None else float(each.crossed.p_value()) for each in column])
+    return ["" if each is None else _difference(each, bool(mark)) for each, mark in zip(column, marked, strict=True)]
 
 
 def frame(measured: Mapping[str, Sequence[Measured]]) -> pd.DataFrame:
@@ -199,12 +282,15 @@ def _lines(heads: Sequence[str], rows: Iterable[list[str]]) -> Iterator[str]:
         yield f"| {' | '.join(row)} |"
 
 
-def _difference(found: Estimate, runs: int) -> str:
-    """Format a difference, bold where neither the interval over problems nor the runs leave the sign open."""
-    text = f"{found.mean:+.3f} [{found.interval.low:+.3f}, {found.interval.high:+.3f}]"
-    if min(found.interval.low, found.lowest) > 0 or max(found.interval.high, found.highest) < 0:
-        text = f"**{text}**"
-    return f"{text}<br>{found.lowest:+.3f} to {found.highest:+.3f}" if runs > 1 else text
+def _difference(found: Difference, mark: bool) -> str:
+    if found.crossed is None:
+        return f"{found.mean:+.3f} {_bounds(found.interval)}"
+    text = f"{found.mean:+.3f} {_bounds(found.crossed.interval())}"
+    return f"{f'**{text}**' if mark else text}<br>{_bounds(found.crossed.over_runs())}"
+
+
+def _bounds(interval: Interval) -> str:
+    return f"[{interval.low:+.3f}, {interval.high:+.3f}]"
 
 
 def write_results(

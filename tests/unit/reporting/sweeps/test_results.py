@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from megasharp.common.errors import UserError
-from megasharp.evals.estimators import Interval
+from megasharp.evals.crossed import crossed
 from megasharp.evals.result import EvalSetting, summarize
 from megasharp.evals.result_files import save
 from megasharp.evals.samples import ProblemResult
 from megasharp.reporting.history import read_run
 from megasharp.reporting.sweeps.grid import CaseConfig, Cell, ResultsConfig, SweepConfig
-from megasharp.reporting.sweeps.results import MEAN, Estimate, Row, frame, markdown, measure, rows, write_results
+from megasharp.reporting.sweeps.results import MEAN, Measured, frame, markdown, measure, rows, write_results
 
 N = 4
 KS = (1, 2, 4)
@@ -45,7 +45,7 @@ def pass_2(correct: int) -> float:
     return 1.0 - (4 - correct) * (3 - correct) / 12 if correct < 3 else 1.0
 
 
-def test_means_over_runs_and_pairs_of_one_seed(tmp_path: Path) -> None:
+def test_means_over_runs_and_their_difference(tmp_path: Path) -> None:
     found = {
         "plain": [measure(read_run(run(tmp_path / "a", [0, 2, 4])), "dev", 1)],
         "other": [
@@ -61,10 +61,11 @@ def test_means_over_runs_and_pairs_of_one_seed(tmp_path: Path) -> None:
     of_both = other.figures["pass@1"]
     assert (of_both.lowest, of_both.highest) == (pytest.approx(7 / 12), 1.0)
     assert of_both.mean == pytest.approx((7 / 12 + 1) / 2)
-    # Seed 2 has no partner: the difference is seed 1's, in which only the first problem moved.
+    # One run on a side: the interval is over problems alone, each with its mean over runs.
     moved = other.difference["pass@1"]
-    assert moved.mean == pytest.approx(1 / 12) and moved.interval.low <= 1 / 12 <= moved.interval.high
-    assert moved.interval.low >= 0.0 and moved.interval.high <= 0.25
+    assert moved.crossed is None and other.compared == "2 and 1"
+    assert moved.mean == pytest.approx((7 / 12 + 1) / 2 - 0.5)
+    assert 0.0 <= moved.interval.low <= moved.mean <= moved.interval.high <= 0.625
 
 
 def test_a_problem_that_one_run_left_out_counts_by_the_others(tmp_path: Path) -> None:
@@ -92,26 +93,44 @@ def test_a_run_without_the_evaluation_is_named(tmp_path: Path) -> None:
         measure(history, "test", 1)
 
 
-def test_the_table_marks_differences_that_hold_no_zero(tmp_path: Path) -> None:
-    corrects = [0, 1, 2, 3] * 8
+def some(folder: Path, name: str, counts: dict[int, list[int]]) -> list[Measured]:
+    """The runs of a row by seed."""
+    return [measure(read_run(run(folder / f"{name}{seed}", each)), "dev", seed) for seed, each in counts.items()]
+
+
+def test_differences_are_crossed_and_bold_by_one_rule(tmp_path: Path) -> None:
+    """Bold after Holm's correction only; pairs where all seeds are the same; one run is never bold."""
+    low, high = [0, 1, 2, 3] * 8, [1, 2, 3, 4] * 8
+    near = [0, 1, 2, 4] * 8
     found = {
-        "plain": [measure(read_run(run(tmp_path / "a", corrects)), "dev", 1)],
-        "better": [measure(read_run(run(tmp_path / "b", [c + 1 for c in corrects])), "dev", 1)],
+        "plain": some(tmp_path, "a", {1: low, 2: near, 3: low}),
+        "better": some(tmp_path, "b", {1: high, 2: [4, *high[1:]], 3: high}),
+        "open": some(tmp_path, "c", {1: high, 2: low, 3: near}),
+        "others": some(tmp_path, "d", {4: low, 5: near}),
+        "alone": some(tmp_path, "e", {1: high}),
     }
-    text = markdown(rows(found, "plain"), [1, 4], "plain")
-    assert "| `plain` | 1 | 0.375 [" in text
-    assert "**+0.250 [+0.250, +0.250]**" in text
-    assert list(frame(found)["pass@1"]) == [0.375, 0.625]
-
-
-def test_a_difference_whose_sign_the_runs_leave_open_is_not_bold() -> None:
-    def estimate(lowest: float, highest: float) -> Estimate:
-        return Estimate(0.025, Interval(0.007, 0.047), lowest, highest)
-
-    found = {"pass@1": estimate(-0.031, 0.078), "pass@4": estimate(0.001, 0.05)}
-    text = markdown([Row("casp", (1, 2), {}, found)], [1, 4], "grpo")
-    assert "| +0.025 [+0.007, +0.047]<br>-0.031 to +0.078 |" in text
-    assert "| **+0.025 [+0.007, +0.047]**<br>+0.001 to +0.050 |" in text
+    table = rows(found, "plain")
+    assert [row.compared for row in table] == ["", "3 pairs", "3 pairs", "2 and 3", "1 and 3"]
+    plain, better, others = (
+        np.stack([one.figures["pass@1"] for one in found[name]]) for name in ("plain", "better", "others")
+    )
+    for row, expected in (
+        (table[1], crossed(plain, better, paired=True)),
+        (table[3], crossed(plain, others, paired=False)),
+    ):
+        difference = row.difference["pass@1"].crossed
+        assert difference is not None and expected is not None and difference.interval() == expected.interval()
+    text = markdown(table, [1, 4], "plain")
+    assert "| `plain` | 3 | 0.396 [" in text and "**+0." not in text.split("Minus")[0]
+    cells = {
+        line.split("`")[1]: line.split(" | ")[2]
+        for line in text.split("Minus")[1].splitlines()
+        if line.startswith("| `")
+    }
+    assert cells["better"].startswith("**+0.23") and "]**<br>[" in cells["better"]
+    assert not any("**" in cells[name] for name in ("open", "others", "alone"))
+    assert cells["alone"].startswith("+0.22") and "<br>" not in cells["alone"] and "One run on a side, `alone`" in text
+    assert list(frame(found)["pass@1"])[:2] == [0.375, 0.4375]
 
 
 def test_a_part_of_the_runs_is_told_and_written(tmp_path: Path) -> None:
