@@ -1,4 +1,4 @@
-"""`megasharp eval`: evaluate a model on suites, or compare two results."""
+"""`megasharp eval`: evaluate a model on suites, or compare results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megasharp.common.exit_codes import collect_as_usual, note, status
 
 SAMPLING = "Sampling"
 JUDGING = "Judging responses"
-COMPARE = "Compare two results"
+COMPARE = "Compare results"
 
 
 def evaluate(
@@ -137,24 +137,36 @@ def evaluate(
         ),
     ] = True,
     compare: Annotated[
-        tuple[Path, Path] | None,
+        list[Path] | None,
         typer.Option(
-            metavar="A.json B.json", help="Compare two results instead of evaluating.", rich_help_panel=COMPARE
+            metavar="A.json B.json",
+            help="Compare two results instead of evaluating; before --with, the results of one method's runs.",
+            rich_help_panel=COMPARE,
+        ),
+    ] = None,
+    beside: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--with",
+            metavar="B1.json B2.json",
+            help="With --compare: results of the other method's runs. Two and more a side give intervals over runs.",
+            rich_help_panel=COMPARE,
         ),
     ] = None,
     problems: Annotated[
         bool, typer.Option("--problems", help="With --compare: name the problems.", rich_help_panel=COMPARE)
     ] = False,
 ) -> None:
-    """Evaluate a model on suites: pass@k, maj@k and entropies with intervals. Or compare two results.
+    """Evaluate a model on suites: pass@k, maj@k and entropies with intervals. Or compare results.
 
     An evaluation that was cut off goes on where it stopped. Exit code 75: SIGUSR1 came; what was sampled is kept.
     """
-    if compare is not None:
-        status(f"loading PyTorch, then comparing {compare[0]} with {compare[1]}")
-        from megasharp.trainer.evaluation import compare_results
+    if compare or beside:
+        files = [*(compare or []), *(beside or [])]
+        status(f"loading PyTorch, then comparing {files[0]} with {files[-1]}")
+        from megasharp.reporting.comparison import compare_results
 
-        compare_results(source, *compare, k, problems, typer.echo)
+        compare_results(source, compare or [], beside or [], k, problems, typer.echo)
         return
     output.outlive()
     status(f"loading PyTorch, then reading {source or engines or 'the options'}")

@@ -43,6 +43,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("eval runs/mine --suite countdown_test --n 256 --k 1,4,16,...,256", "a run's newest checkpoint"),
         ("eval Qwen/Qwen2.5-0.5B --suite gsm8k_test", "a model from the hub"),
         ("eval --compare one.json other.json --problems", "two results, problem by problem"),
+        ("eval --compare a1.json a2.json a3.json --with b1.json b2.json b3.json", "two methods of several runs"),
     ),
     "probe": (("probe mine --problems 64", "then: megasharp report mine"),),
     "report": (("report mine other", "two runs in one file"), ("report mine --serve", "while it trains")),

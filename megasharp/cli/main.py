@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from megasharp import __version__
 from megasharp.cli.config import config_keys
@@ -22,6 +22,7 @@ from megasharp.cli.doctor import doctor
 from megasharp.cli.eval import evaluate
 from megasharp.cli.examples import epilog
 from megasharp.cli.methods import methods
+from megasharp.cli.options import LISTED, ListedOptions
 from megasharp.cli.plan import plan
 from megasharp.cli.probe import probe
 from megasharp.cli.quickstart import quickstart
@@ -98,7 +99,8 @@ for _panel, _commands in COMMANDS.items():
                 _info.epilog = epilog(f"{_name} {_info.name}")
             app.add_typer(_command, name=_name, rich_help_panel=_panel)
         else:
-            app.command(_name, epilog=epilog(_name), rich_help_panel=_panel)(_command)
+            _class = ListedOptions if _name in LISTED else TyperCommand
+            app.command(_name, cls=_class, epilog=epilog(_name), rich_help_panel=_panel)(_command)
 
 
 def _say_version(asked: bool) -> None:

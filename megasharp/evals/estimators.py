@@ -171,6 +171,28 @@ def columns(rows: Sequence[ProblemResult], ks: Sequence[int], seed: int) -> dict
     return {name: column for name, column in found.items() if not np.isnan(column).all()}
 
 
+def columns_of(
+    rows: Sequence[ProblemResult], ks: Sequence[int], seed: int, problems: Sequence[str]
+) -> dict[str, Values]:
+    """Compute `columns` in the order of `problems`, by id; NaN for those with fewer than max(ks) samples."""
+    place = {problem: number for number, problem in enumerate(problems)}
+    kept = [row for row in rows if row.samples >= max(ks) and row.id in place]
+    found = {}
+    for name, values in columns(kept, ks, seed).items():
+        found[name] = np.full(len(problems), np.nan)
+        found[name][[place[row.id] for row in kept]] = values
+    return found
+
+
+def mean_over_runs(values_RP: Values) -> Values:
+    """[problems]: the mean over runs of the values that are not NaN; NaN where there is none."""
+    known_RP = ~np.isnan(values_RP)
+    count_P = known_RP.sum(axis=0)
+    total_P = np.where(known_RP, values_RP, 0.0).sum(axis=0)
+    mean_P: Values = np.divide(total_P, count_P, out=np.full(total_P.shape, np.nan), where=count_P > 0)
+    return mean_P
+
+
 def means(table: Mapping[str, Values]) -> dict[str, float]:
     """Average each column [problems] over the problems that have the metric."""
     return {name: float(np.nanmean(column)) for name, column in table.items()}

@@ -1,7 +1,6 @@
 """`megasharp eval`: measures suites on a run's newest checkpoint, on a checkpoint, or on a Hugging Face folder.
 
 Samples are stored in chunks as they come, so that after a kill or SIGUSR1 the same command continues where it was.
-`megasharp eval --compare` sets two results side by side.
 """
 
 from __future__ import annotations
@@ -23,12 +22,11 @@ from megasharp.config.hub import given_model
 from megasharp.config.run_config import RunConfig, load_run
 from megasharp.convert.model_folder import model_folder
 from megasharp.convert.record import weights_fingerprint
-from megasharp.evals.compare import Comparison, Crossing, compare
 from megasharp.evals.evaluate import Progress, check_identity, chunk_size, evaluate
 from megasharp.evals.groups import Planned, PlannedGroup, Settings, known_names, plan_suites
 from megasharp.evals.result import EvalResult, EvalSetting, averaged, save_group, summarize
 from megasharp.evals.result_files import group_lines, load_figures, load_result, result_lines, save
-from megasharp.evals.suites import Asking, parse_ks
+from megasharp.evals.suites import Asking
 from megasharp.rollout.step_request import Engine
 from megasharp.tasks.final_answer import WHOLE, rule_of
 from megasharp.tasks.judge import Judge, digest_of
@@ -362,49 +360,3 @@ def _engine(folder: Path, asked: Asked, logs: Path) -> Iterator[Engine]:
     config = load_run(asked.engines, asked.overrides)
     with engines_of(config, str(asked.engines), folder, logs) as fleet:
         yield fleet
-
-
-def compare_results(source: Path | None, before: Path, after: Path, k: str | None, problems: bool, say: Say) -> None:
-    """Say how the second result differs from the first; with `problems`, which ones it gains and loses.
-
-    Raises UserError in one line for files that are no results, or of other problems.
-    """
-    if source is not None:
-        raise UserError(f"{source}: --compare takes two result files and evaluates nothing; leave this out")
-    one, other = load_result(before), load_result(after)
-    most = min(one.n, other.n)
-    ks = parse_ks(k) if k is not None else tuple(sorted(k for k in {*one.ks, *other.ks} if k <= most))
-    for line in comparison_lines(compare(one, other, ks, (before, after)), problems):
-        say(line)
-
-
-def comparison_lines(found: Comparison, problems: bool) -> Iterator[str]:
-    """The whole answer."""
-    yield f"{found.suite}, {found.problems} problems: from {found.before} to {found.after}"
-    yield from (f"! {note}" for note in found.notes)
-    yield ""
-    yield "differences, with 95% intervals (paired, problems resampled); * the interval is on one side of zero"
-    width = max(len(each.name) for each in found.differences)
-    for each in found.differences:
-        low, high = each.interval.low, each.interval.high
-        clear = "" if low <= 0.0 <= high else "  *"
-        change = f"{each.after - each.before:+.4f} [{low:+.4f}, {high:+.4f}]{clear}"
-        yield f"  {each.name:<{width}}  {each.before:.4f} -> {each.after:.4f}  {change}"
-    yield ""
-    yield "number of samples with which the second reaches the first's pass@k (and divided by k)"
-    for need in found.needed:
-        reached = "not with all its samples" if need.needed is None else f"{need.needed} ({need.needed / need.k:.3g} k)"
-        yield f"  pass@{need.k} {need.target:.4f}: {reached} ({need.reached:.4f})"
-    if found.crossings:
-        yield ""
-        yield "problems whose success rate crosses 1/k (chance: sign test)"
-    for crossing in found.crossings:
-        gained, lost = len(crossing.gained), len(crossing.lost)
-        yield f"  1/{crossing.k}: {gained} gained, {lost} lost, chance {crossing.chance:.3g}"
-        if problems:
-            yield from _named(crossing)
-
-
-def _named(crossing: Crossing) -> Iterator[str]:
-    for word, some in (("gained", crossing.gained), ("lost", crossing.lost)):
-        yield from (f"    {word} {problem}: {counts}" for problem, counts in some)

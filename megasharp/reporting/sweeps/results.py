@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from megasharp.common.errors import UserError
 from megasharp.common.files import completed, write_text
 from megasharp.evals.crossed import Crossed, bold, crossed
-from megasharp.evals.estimators import Interval, columns, mean_intervals, means
+from megasharp.evals.estimators import Interval, columns_of, mean_intervals, mean_over_runs, means
 from megasharp.evals.result_files import load_result
 from megasharp.reporting.history import RunHistory, read_run
 from megasharp.reporting.passk import Banded, plot_frontier, plot_panels
@@ -98,16 +98,9 @@ def measure(history: RunHistory, suite: str, seed: int, *, first: bool = False) 
         raise UserError(f"{history.folder}: no evaluation on {suite} {when}")
     result = load_result(path)
     ks = sorted(result.pass_at_k)
-    kept = [row for row in result.rows if row.samples >= max(ks)]
-    found = columns(kept, ks, result.seed)
-    found[MEAN] = np.mean([found[f"pass@{k}"] for k in ks], axis=0)
     problems = tuple(row.id for row in result.rows)
-    places = [problems.index(row.id) for row in kept]
-    figures = {}
-    for name, values in found.items():
-        # NaN for problems that were left out.
-        figures[name] = np.full(len(problems), np.nan)
-        figures[name][places] = values
+    figures = columns_of(result.rows, ks, result.seed, problems)
+    figures[MEAN] = np.mean([figures[f"pass@{k}"] for k in ks], axis=0)
     return Measured(seed, step, 0 if first else history.tokens, problems, figures)
 
 
@@ -173,7 +166,7 @@ def _differences(sides: _Sides) -> dict[str, Difference]:
         for name in names
     }
     over_problems_PF = np.stack(
-        [_mean(after, axis=0) - _mean(before, axis=0) for before, after in values.values()], axis=1
+        [mean_over_runs(after) - mean_over_runs(before) for before, after in values.values()], axis=1
     )
     found = {}
     for name, interval, column_P in zip(
@@ -192,24 +185,15 @@ def _estimates(figures: Mapping[str, Sequence[Values]]) -> dict[str, Estimate]:
     known = {name: np.stack(values) for name, values in figures.items() if values}
     if not known:
         return {}
-    pooled_PF = np.stack([_mean(values_RP, axis=0) for values_RP in known.values()], axis=1)
+    pooled_PF = np.stack([mean_over_runs(values_RP) for values_RP in known.values()], axis=1)
     found = {}
     for (name, values_RP), interval in zip(
         known.items(), mean_intervals(pooled_PF, seed=_RESAMPLING_SEED), strict=True
     ):
         if interval is not None:
-            runs = _mean(values_RP, axis=1)
-            found[name] = Estimate(float(_mean(runs, axis=0)), interval, float(np.min(runs)), float(np.max(runs)))
+            runs = mean_over_runs(values_RP.T)
+            found[name] = Estimate(float(np.nanmean(runs)), interval, float(np.min(runs)), float(np.max(runs)))
     return found
-
-
-def _mean(values: Values, axis: int) -> Values:
-    """Return the mean of the values that are not NaN; NaN where there is none."""
-    known = ~np.isnan(values)
-    count = known.sum(axis=axis)
-    total = np.asarray(np.where(known, values, 0.0).sum(axis=axis))
-    mean: Values = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
-    return mean
 
 
 # Metrics beside pass@k where they were measured, and their headings.

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from megasharp.cli.main import app
 from megasharp.common.errors import UserError
-from megasharp.evals.compare import Crossing, compare
+from megasharp.evals.compare import Comparison, Crossing, Side
+from megasharp.evals.compare import compare as compare_sides
+from megasharp.evals.crossed import crossed
 from megasharp.evals.estimators import pass_at_k_mean
 from megasharp.evals.result import EvalResult, EvalSetting, summarize
 from megasharp.evals.result_files import save
 from megasharp.evals.samples import Answers, ProblemResult
-from megasharp.trainer.evaluation import compare_results
+from megasharp.reporting.comparison import compare_results
 
 FILES = (Path("A.json"), Path("B.json"))
 KS = (1, 4, 16)
@@ -30,6 +35,11 @@ def result(counts: list[int], label: str = "m", **changes: object) -> EvalResult
     rows = [row(f"p{number}", correct) for number, correct in enumerate(counts)]
     setting = EvalSetting("tiny", label, 0, 16, KS, 1.0, 3, identity={"problems": "abc"})
     return replace(summarize(rows, setting, 1.0), **changes)  # type: ignore[arg-type]
+
+
+def compare(before: EvalResult, after: EvalResult, ks: Sequence[int], files: Sequence[Path]) -> Comparison:
+    """Compare one result a side."""
+    return compare_sides(Side([before], files[:1]), Side([after], files[1:]), ks)
 
 
 BEFORE = [0, 1, 2, 4, 8, 0, 1, 3, 6, 2]
@@ -108,7 +118,7 @@ def test_the_command_says_all_of_it(tmp_path: Path) -> None:
     one = save(result(BEFORE, "base"), tmp_path / "a")
     other = save(result(AFTER, "tuned step 30", step=30), tmp_path / "b")
     said: list[str] = []
-    compare_results(None, one, other, None, True, said.append)
+    compare_results(None, [one, other], [], None, True, said.append)
     text = "\n".join(said)
     assert "tiny, 10 problems: from base step 0 to tuned step 30" in text
     target = pass_at_k_mean(BEFORE, 16, 4)
@@ -118,12 +128,74 @@ def test_the_command_says_all_of_it(tmp_path: Path) -> None:
     )
     assert "1/4: 3 gained, 0 lost, chance 0.25" in text and "    gained p7: 3/16 to 12/16" in text
     quiet: list[str] = []
-    compare_results(None, one, other, "1,16", False, quiet.append)
+    compare_results(None, [one, other], [], "1,16", False, quiet.append)
     assert not any("p7" in line or "pass@4" in line for line in quiet)
-    for arguments, message in (
-        ((tmp_path, one, other, None), "--compare takes two result files"),
-        ((None, one, tmp_path / "c.json", None), "cannot read this evaluation"),
-        ((None, one, other, "32"), r"--k 32: .* has 16 samples per problem"),
+    assert "none is marked" in text and "*" not in text
+    for files, beside, k, message in (
+        ([one, other, one], [], None, r"here are 3 and no --with"),
+        ([], [one], None, "--with names the second side"),
+        ([one, one], [other, other], None, "a/tiny.json is given twice"),
+        ([one, tmp_path / "c.json"], [], None, "cannot read this evaluation"),
+        ([one, other], [], "32", r"--k 32: .* has 16 samples per problem"),
     ):
         with pytest.raises(UserError, match=message):
-            compare_results(*arguments, False, said.append)
+            compare_results(None, files, beside, k, False, said.append)
+    with pytest.raises(UserError, match="--compare takes result files"):
+        compare_results(tmp_path, [one, other], [], None, False, said.append)
+
+
+def runs(folder: Path, name: str, counts: dict[int, list[int]]) -> list[Path]:
+    """Results in the run folders of seeds."""
+    files = []
+    for seed, each in counts.items():
+        root = folder / f"{name}_s{seed}"
+        files.append(save(result(each, f"{name}_s{seed}"), root / "evals" / "step_000003"))
+        (root / "config.yaml").write_text(f"name: {root.name}\nseed: {seed}\n")
+    return files
+
+
+def test_runs_of_two_methods_have_crossed_intervals(tmp_path: Path) -> None:
+    """Pairs by the runs' seeds, in whatever order files come; without seeds, or with others, independent runs."""
+    low, more, high = (
+        BEFORE * 3,
+        [min(16, count + 1) for count in BEFORE * 3],
+        [min(16, count + 6) for count in BEFORE * 3],
+    )
+    plain = runs(tmp_path, "plain", {1: low, 2: more, 3: low})
+    better = runs(tmp_path, "better", {3: high, 1: [16, *high[1:]], 2: high})
+    expected = crossed(
+        *(np.array(each) / 16 for each in ([low, more, low], [[16, *high[1:]], high, high])), paired=True
+    )
+    assert expected is not None
+    said: list[str] = []
+    compare_results(None, plain, better, "1,4", True, said.append)
+    assert said[0].startswith("tiny, 30 problems: from 3 runs (plain_s1 step 0, ")
+    assert any("over runs and problems (3 pairs of runs of one seed)" in line for line in said)
+    (line,) = (line for line in said if line.startswith("  pass@1 ") and " -> " in line)
+    bounds, over_runs = expected.interval(), expected.over_runs()
+    assert f"[{bounds.low:+.4f}, {bounds.high:+.4f}]  [{over_runs.low:+.4f}, {over_runs.high:+.4f}]" in line
+    assert line.endswith("*") and any(line.startswith("  1/4: ") and "chance" not in line for line in said)
+    assert any(line.startswith("    gained ") and "/48 to " in line for line in said)
+    for other in (better[:2], [save(result(high, f"m{i}"), tmp_path / f"elsewhere{i}") for i in range(3)]):
+        said.clear()
+        compare_results(None, plain, other, "1", False, said.append)
+        assert any("(independent runs)" in line for line in said)
+    said.clear()
+    compare_results(None, plain, better[:1], "1", False, said.append)
+    assert any(line.startswith("one run on a side: ") for line in said) and not any("*" in line for line in said)
+
+
+def test_options_with_several_values_take_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--compare A B --with C`, before and after other options, with `=` and repeated; none at all is refused."""
+    got: list[tuple[object, ...]] = []
+    monkeypatch.setattr("megasharp.reporting.comparison.compare_results", lambda *given: got.append(given[:5]))
+    one, two, three = (Path(name) for name in ("one.json", "two.json", "three.json"))
+    for line, files, beside, named in (
+        ("eval --compare one.json two.json", [one, two], [], False),
+        ("eval --compare one.json two.json --problems --with three.json", [one, two], [three], True),
+        ("eval --with=three.json --compare one.json --compare two.json", [one, two], [three], False),
+    ):
+        app(line.split(), standalone_mode=False)
+        assert got.pop() == (None, files, beside, None, named), line
+    with pytest.raises(Exception, match="requires an argument"):
+        app(["eval", "--compare", "--problems"], standalone_mode=False)
