@@ -188,6 +188,8 @@ class DecodeLoop(Generic[Cache]):
 
         Only samples with numbers below `before` begin.
         """
+        if not self._waiting and not self._ended_some:
+            return False
         room = most_rows - self.live if self._refills or not self.live else 0
         rows = [row for row in islice(self._waiting, max(0, room)) if row.sample.number < before]
         if rows:

@@ -67,7 +67,14 @@ class DrawLog:
         if not order.numel():
             self._block, self._first = None, self.steps
         elif self._block is not None:
-            self._block = self._block.apply(lambda values: values.index_select(1, order))
+            filled = self.steps - self._first
+
+            def kept(values: Tensor) -> Tensor:
+                other = values.new_empty((values.shape[0], order.numel(), *values.shape[2:]))
+                other[:filled] = values[:filled].index_select(1, order)
+                return other
+
+            self._block = self._block.apply(kept)
 
     def of(self, rows: Sequence[int], starts: Sequence[int]) -> tuple[Draw, list[int]]:
         """Return, on the CPU, all that these rows drew since the steps `starts`: one behind the other, and lengths."""

@@ -75,10 +75,11 @@ class OpenRequests(Generic[Cache]):
         with torch.inference_mode():
             while any(self._begins(loop) for loop in self._loops.values()):
                 pass
-            found = [loop.advance() for loop in self._loops.values()]
-        self._loops = {kind: loop for kind, loop in self._loops.items() if not loop.empty}
-        for ended in found:
-            whole += self._taken(ended) if ended is not None else []
+            found = [(kind, ended) for kind, loop in self._loops.items() if (ended := loop.advance()) is not None]
+        for kind, ended in found:
+            whole += self._taken(ended)
+            if self._loops[kind].empty:
+                del self._loops[kind]
         return whole
 
     def _begins(self, loop: DecodeLoop[Cache]) -> bool:
