@@ -31,7 +31,8 @@ from megasharp.common.records import Completion, GenerateRequest, Plausible, Sam
 from megasharp.config.rollout import RolloutConfig
 from megasharp.convert.hf_write import carry_over
 from megasharp.evals.estimators import pass_at_k
-from megasharp.evals.evaluate import evaluate
+from megasharp.evals.evaluate import WITH_MEMORY, evaluate
+from megasharp.evals.result import EvalSetting
 from megasharp.evals.result_files import save
 from megasharp.evals.suites import Suite, load_suite
 from megasharp.learner.conversion import megatron_to_hf
@@ -254,17 +255,21 @@ def _sample(arguments: argparse.Namespace, suite: Suite, fleet: Fleet, way: Way,
     """Evaluate one way and leave its files; `found.json` comes last."""
     print(f"sampling {folder} ...", file=sys.stderr, flush=True)
     engine = Watched(fleet)
+    setting = EvalSetting(
+        suite.name if way.mu is None else suite.name + WITH_MEMORY,
+        way.name,
+        arguments.steps,
+        arguments.n,
+        tuple(_ks(arguments.n)),
+        way.temperature,
+        way.seed,
+        max_tokens=MAX_TOKENS,
+    )
     result = evaluate(
         engine,
         suite,
         load_tokenizer(QUICKSTART / "base"),
-        n=arguments.n,
-        ks=_ks(arguments.n),
-        temperature=way.temperature,
-        max_tokens=MAX_TOKENS,
-        seed=way.seed,
-        label=way.name,
-        step=arguments.steps,
+        setting,
         greedy=False,
         memory=None if way.mu is None else Use(way.mu, way.plausible),
     )

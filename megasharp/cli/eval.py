@@ -9,10 +9,12 @@ import typer
 
 from megasharp.common import output
 from megasharp.common.exit_codes import collect_as_usual, note, status
+from megasharp.common.formats import Keep
 
 SAMPLING = "Sampling"
 JUDGING = "Judging responses"
 COMPARE = "Compare results"
+KEEPING = "Keeping samples"
 
 
 def evaluate(
@@ -136,6 +138,22 @@ def evaluate(
             rich_help_panel=JUDGING,
         ),
     ] = True,
+    keep: Annotated[
+        Keep,
+        typer.Option(
+            help="Part of each sample that stays in the folder's samples/: none, answers, texts, or tokens (texts and "
+            "token ids).",
+            rich_help_panel=KEEPING,
+        ),
+    ] = "texts",
+    keep_mb: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Bound in MiB on what is kept in the folder; above it answers alone are. Without it: 2048.",
+            rich_help_panel=KEEPING,
+        ),
+    ] = None,
     compare: Annotated[
         list[Path] | None,
         typer.Option(
@@ -205,5 +223,7 @@ def evaluate(
             "eval",
         ),
         prompt,
+        keep,
+        keep_mb,
     )
     evaluate_source(asked, typer.echo, note)

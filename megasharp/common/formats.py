@@ -17,12 +17,14 @@ from megasharp.common.errors import UserError
 Stored = Literal[
     "checkpoint", "conversion", "evaluation", "evaluation samples", "probe", "rollouts", "run", "unfinished rollouts"
 ]
+# Of an evaluation's samples: nothing (once it is complete), all but their texts, texts too, or token ids too.
+Keep = Literal["none", "answers", "texts", "tokens"]
 # The newest format of each, which this release writes.
 FORMATS: Mapping[Stored, int] = {
     "checkpoint": 2,
     "conversion": 2,
     "evaluation": 2,
-    "evaluation samples": 2,
+    "evaluation samples": 3,
     "probe": 2,
     "rollouts": 2,
     "run": 2,

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from megasharp.common.formats import Keep
 from megasharp.common.section import Section
 from megasharp.common.watchdog import STAGE_TIMEOUT_S
 from megasharp.config.core import Tree, apply_overrides, find, included, merge, nested, read_tree, validate
@@ -129,6 +130,18 @@ class EvalConfig(Section):
         default=False,
         description="Evaluates each suite a second time, sampled with dlc's memory network, under the name "
         "SUITE+memory. Needs dlc in the recipe; doubles the cost.",
+    )
+    keep: Keep = Field(
+        default="texts",
+        description="Part of each sample that stays in evals/step_N/samples: none; answers: outcome, answer and token "
+        "figures; texts: the response too; tokens: its token ids too. Texts can be judged again without a model.",
+    )
+    keep_mb: int = Field(
+        default=2048,
+        ge=0,
+        description="Bound in MiB on what all evaluations of the run keep together; above it answers alone are kept, "
+        "and a line says so. The default holds about 1.4 billion tokens of text, in less room than the weights of a "
+        "1.5B model.",
     )
     probe: int = Field(
         default=32,

@@ -116,6 +116,8 @@ def load_figures(path: Path) -> EvalResult:
         # `top_k`, `min_p` and `stop` were off before they were there.
         for name in ("lambdas", "stop"):
             tree[name] = tuple(tree.get(name, ()))
+        # Up to e9015b9 (2026-11-26) it had the size of chunks, on which no figure depends.
+        tree.get("identity", {}).pop("chunk", None)
         return EvalResult(**tree, rows=())
     except OSError as error:
         raise UserError(f"{path}: cannot read this evaluation ({one_line(error)})") from error

@@ -7,7 +7,7 @@ a killed one left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from io import BufferedWriter
@@ -24,8 +24,10 @@ from megasharp.evals.stored_samples import (
     journals,
     parts,
     read_journal,
+    read_samples,
     samples_info,
     schema,
+    stored_seconds,
 )
 from megasharp.metrics.parquet import arrow, parquet
 
@@ -38,6 +40,8 @@ PART_BYTES = 64 << 20
 GROUP_BYTES = 4 << 20
 # Texts that could not be bounded more finely than this are no longer kept.
 _LEAST = 1 << 20
+# Progress of a running evaluation as format 2 (up to e9015b9, 2026-11-26) had it.
+_OLD = ".samples"
 _SHORT = ["problem", "finish", "outcome", "answer", "detail"]
 
 
@@ -55,9 +59,9 @@ def check_identity(found: Mapping[str, str], asked: Mapping[str, str], where: st
 class SampleStore:
     """The samples of one suite in an evaluation's folder; one process at a time writes there.
 
-    `size` are the bytes of its parts. Texts and token ids are kept as `info.kept` says, until the parts have `room`
-    bytes (None: no bound); then only answers are, and `full` is called once. What an earlier attempt left stays as it
-    is.
+    `size` are the bytes of its parts, `seconds` those that earlier attempts took. Texts and token ids are kept as
+    `info.kept` says, until the parts have `room` bytes (None: no bound); then only answers are, and `full` is called
+    once. What an earlier attempt left stays as it is.
     """
 
     def __init__(
@@ -67,9 +71,15 @@ class SampleStore:
 
         Raises UserError where the folder holds samples of another evaluation or a later release, or cannot be read.
         """
+        if (old := folder / f"{info.suite}{_OLD}").is_dir():
+            raise UserError(
+                f"{old}: samples in the format of an earlier release, which this one does not continue; finish the "
+                "evaluation with that release, or remove the folder"
+            )
         found = samples_info(folder, info.suite)
         if found is not None:
             check_identity(found.identity, info.identity, f"{folder / FOLDER} holds samples of {info.suite}")
+        self.seconds = 0.0 if found is None else stored_seconds(folder, info.suite)
         self._folder = folder
         self._info = info
         self._room, self._full = room, full
@@ -78,6 +88,10 @@ class SampleStore:
         self._writer: Any = None
         self.size = self._size()
         self._texts = info.kept in ("texts", "tokens")
+
+    def stored(self) -> Iterator[StoredSample]:
+        """Yield what was there, without texts."""
+        return read_samples(self._folder, self._info.suite, texts=False)
 
     def add(self, samples: Sequence[StoredSample], seconds: float = 0.0) -> None:
         """Commit samples, and the seconds since the last commit: they outlive the process.
@@ -88,6 +102,7 @@ class SampleStore:
             return
         with folder_errors(self._folder / FOLDER):
             if self._file is None:
+                self._bound()
                 self._begin()
             assert self._file is not None
             self._writer.write_batch(self._batch(samples), {SECONDS: repr(seconds)})
@@ -165,6 +180,10 @@ class SampleStore:
                 parquet().write_table(table, temporary, compression="zstd", row_group_size=rows, use_dictionary=_SHORT)
         self._path.unlink()
         self.size = self._size()
+        self._bound()
+
+    def _bound(self) -> None:
+        """Keep no more texts where there is no room for them."""
         if self._texts and self._room is not None and self.size >= self._room - _LEAST:
             self._texts = False
             self._full()

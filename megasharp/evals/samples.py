@@ -1,7 +1,7 @@
 """Judged samples and the counts of one problem: outcomes, answers, and means over its responses' tokens.
 
-A sample is a small record, stored for an evaluation that goes on later. Counting reads these records and nothing else,
-so a resumed evaluation equals an uninterrupted one bit for bit.
+Counting reads what is stored of samples and nothing else, and goes by their index, so the counts are the same bit for
+bit in whatever order samples came and however often the evaluation was interrupted.
 
 One answer is one canonical answer of the task's verifier: two wrong responses that say the same are one answer. A
 correct and a wrong response are never one, whatever their texts. All responses without a canonical answer, whatever is
@@ -17,14 +17,17 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from torch import Tensor
 
 from megasharp.common.records import Completion, FinishReason, Outcome, TaskAnswer, Verdict
+from megasharp.evals.stored_samples import StoredSample
 from megasharp.tasks.countdown import CountdownAnswer, count_solutions
 from megasharp.tasks.countdown_tags import TaggedCountdownAnswer
+from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.knights import KnightsAnswer
 
 # Number of answers whose texts are kept, those given most often, and of characters of each.
@@ -180,30 +183,17 @@ def _countdown(numbers: tuple[int, ...], target: int) -> int | None:
     return count_solutions(numbers, target) if 1 <= len(numbers) <= _MOST_NUMBERS else None
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A sample of problem number `problem` (from 0). `seen` are means over its tokens, all None without tokens."""
-
-    problem: int
-    outcome: Outcome
-    answer: str | None
-    tokens: int
-    truncated: bool
-    seen: TokenFigures
-
-    @classmethod
-    def of(cls, problem: int, completion: Completion, verdict: Verdict) -> Sample:
-        """Make the sample of a completion and its verdict; means over tokens are taken in float64."""
-        truncated = completion.finish_reason is FinishReason.LENGTH
-        tokens, top, seen = int(completion.tokens.numel()), completion.top_logp, TokenFigures()
-        if tokens:
-            seen = TokenFigures(
-                entropy=None if completion.entropy is None else _mean(completion.entropy),
-                entropy_sampled=-_mean(completion.sampler_logp),
-                lambdas=() if top is None else tuple(top.double().mean(dim=0).tolist()),
-                lambda_sample=_mean(completion.policy_logp),
-            )
-        return cls(problem, verdict.outcome, verdict.canonical_answer, tokens, truncated, seen)
+def token_figures(completion: Completion) -> TokenFigures:
+    """Return the means over a response's tokens, taken in float64; all None without tokens."""
+    if not completion.tokens.numel():
+        return TokenFigures()
+    top = completion.top_logp
+    return TokenFigures(
+        entropy=None if completion.entropy is None else _mean(completion.entropy),
+        entropy_sampled=-_mean(completion.sampler_logp),
+        lambdas=() if top is None else tuple(top.double().mean(dim=0).tolist()),
+        lambda_sample=_mean(completion.policy_logp),
+    )
 
 
 def _mean(values: Tensor) -> float:
@@ -227,21 +217,20 @@ class ProblemCounts:
         """The number of samples counted, INFRA ones included."""
         return sum(self._outcomes.values())
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: StoredSample) -> None:
         """Count one sample."""
         self._outcomes[sample.outcome] += 1
         self._tokens += sample.tokens
-        self._truncated += sample.truncated
+        self._truncated += sample.finish is FinishReason.LENGTH
         if sample.outcome is Outcome.INFRA:
             return
-        self._answers.add(Verdict(sample.outcome, 0.0, sample.answer))
-        seen = sample.seen
+        self._answers.add(Verdict(sample.outcome, sample.reward, sample.answer))
         # A response without tokens has no means.
-        if seen.entropy_sampled is None or seen.lambda_sample is None:
+        if sample.entropy_sampled is None or sample.lambda_sample is None:
             return
         self._responses += 1
-        self._exact = seen.entropy is not None
-        values = [seen.entropy_sampled, seen.lambda_sample, seen.entropy or 0.0, *seen.lambdas]
+        self._exact = sample.entropy is not None
+        values = [sample.entropy_sampled, sample.lambda_sample, sample.entropy or 0.0, *sample.lambdas]
         before = self._sums or [0.0] * len(values)
         self._sums = [total + value for total, value in zip(before, values, strict=True)]
 
@@ -271,3 +260,69 @@ class ProblemCounts:
             solutions=solutions,
             solutions_found=None if solutions is None else answers.distinct_correct,
         )
+
+
+class SuiteCounts:
+    """Counts a suite's samples in any order: `n` of each problem, and a greedy one where `greedy`.
+
+    A problem is counted when its last sample has come, then its samples are forgotten. `samples` and `tokens` are what
+    came so far.
+    """
+
+    def __init__(self, items: Sequence[TaskItem], n: int, greedy: bool) -> None:
+        self._items = items
+        self._n, self._greedy = n, greedy
+        self._waiting: dict[int, dict[tuple[bool, int], StoredSample]] = {}
+        self._rows: dict[int, ProblemResult] = {}
+        self.samples = self.tokens = 0
+
+    @property
+    def wanted(self) -> int:
+        """Number of all samples."""
+        return len(self._items) * (self._n + self._greedy)
+
+    @property
+    def complete(self) -> int:
+        """Number of problems all of whose samples have come."""
+        return len(self._rows)
+
+    @property
+    def problems(self) -> int:
+        """Number of problems."""
+        return len(self._items)
+
+    @property
+    def mean_of_complete(self) -> float:
+        """Mean tokens of a sample of complete problems, of which there is one; greedy ones are left out."""
+        return sum(row.tokens for row in self._rows.values()) / (len(self._rows) * self._n)
+
+    def add(self, sample: StoredSample) -> None:
+        """Take one sample; one that is there already, or that nobody asked for, counts nothing."""
+        number, place = sample.number, (sample.greedy, sample.index)
+        asked = self._greedy if sample.greedy else sample.index < self._n
+        if number in self._rows or not asked:
+            return
+        waiting = self._waiting.setdefault(number, {})
+        if place in waiting:
+            return
+        waiting[place] = replace(sample, text=None, token_ids=None, detail="")
+        self.samples += 1
+        self.tokens += sample.tokens
+        if len(waiting) == self._n + self._greedy:
+            counts = ProblemCounts()
+            for index in range(self._n):
+                counts.add(waiting[False, index])
+            favourite = waiting[True, 0].outcome if self._greedy else None
+            self._rows[number] = counts.row(self._items[number].id, self._items[number].answer, favourite)
+            del self._waiting[number]
+
+    def missing(self, number: int, greedy: bool) -> list[int]:
+        """Return the indexes of a problem's greedy sample, or of its others, that have not come."""
+        if number in self._rows or (greedy and not self._greedy):
+            return []
+        there = self._waiting.get(number, {})
+        return [index for index in range(1 if greedy else self._n) if (greedy, index) not in there]
+
+    def rows(self) -> list[ProblemResult]:
+        """Return a row for each problem, all of which are complete."""
+        return [self._rows[number] for number in range(len(self._items))]

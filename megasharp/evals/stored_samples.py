@@ -18,20 +18,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from megasharp.common.errors import UserError, one_line
-from megasharp.common.formats import read_table_stamp, table_stamp
+from megasharp.common.formats import Keep, read_table_stamp, table_stamp
 from megasharp.common.records import FinishReason, Outcome
 from megasharp.metrics.parquet import arrow, parquet
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Of each sample nothing (once the evaluation is complete), all but its text, the text too, the token ids too.
-Keep = Literal["none", "answers", "texts", "tokens"]
 FOLDER = "samples"
 # Metadata of a commit and of a part: the seconds that its samples took.
 SECONDS = b"seconds"
@@ -48,7 +46,8 @@ class StoredSample:
     `number` is the place of its problem in the suite, `index` its own among the samples of the problem, both from 0; a
     greedy sample has index 0. `seed` is the engine's. `text` and `token_ids` are None where they are not kept. `tokens`
     counts the response's, the end token included. `entropy` to `lambda_sample` are means over them, in nats, as in
-    `samples.TokenFigures`. `sampled_s` are the seconds from its request to its answer, `judged_s` those of its judging.
+    `samples.TokenFigures`. `sampled_s` are the seconds from its request to its answer, `judged_s` its
+    share of the seconds of judging. `in_thinking`: its prompt opens thinking, so that it begins inside.
     """
 
     problem: str
@@ -70,6 +69,7 @@ class StoredSample:
     lambda_sample: float | None = None
     sampled_s: float | None = None
     judged_s: float | None = None
+    in_thinking: bool = False
 
     @property
     def key(self) -> tuple[int, bool, int]:
@@ -115,6 +115,7 @@ def columns() -> pa.Schema:
         "lambda_sample": pa.float64(),
         "sampled_s": pa.float32(),
         "judged_s": pa.float32(),
+        "in_thinking": pa.bool_(),
     }
     return pa.schema([pa.field(each.name, types[each.name]) for each in fields(StoredSample)])
 

@@ -154,7 +154,7 @@ class Progress:
             self._bar = None
         step, done = line.step, line.step - self._first + 1
         left = (self._total - step) * (self._now() - self._start) / max(1, done)
-        figures = f"reward {line.reward:.3f}  {line.tokens_per_second:,.0f} tok/s  ETA {_duration(left)}"
+        figures = f"reward {line.reward:.3f}  {line.tokens_per_second:,.0f} tok/s  ETA {duration(left)}"
         if self._bar:
             self._bar.update(self._task, completed=step, figures=figures)
             return
@@ -168,7 +168,7 @@ class Progress:
         self._console.print(Text(visible(text)), soft_wrap=True)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     minutes, rest = divmod(math.ceil(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
@@ -179,7 +179,7 @@ def print_summary(summary: RunSummary, console: Console | None = None) -> None:
     console = console or SafeConsole()
     for change in summary.suites:
         console.print(_passk_table(change))
-    table = Table(title=f"{summary.steps} steps in {_duration(summary.seconds)}", title_justify="left")
+    table = Table(title=f"{summary.steps} steps in {duration(summary.seconds)}", title_justify="left")
     table.add_column("stage")
     table.add_column("seconds", justify="right")
     table.add_column("share", justify="right")

@@ -89,6 +89,11 @@ class OwnReward(ItemVerifier):
         return BATCH if any(each.batched or each.asynchronous for each in found) else 1
 
     @cached_property
+    def compares(self) -> bool:
+        """Return whether a function is given several responses, which it may compare. Raises UserError as `batch`."""
+        return any(signature_of(each.path).batched for each in self.functions)
+
+    @cached_property
     def reads_rows(self) -> bool:
         """Return whether a function takes more than a text and an answer."""
         return any(signature_of(each.path).style is not Style.PLAIN for each in self.functions)

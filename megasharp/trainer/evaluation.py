@@ -1,6 +1,6 @@
 """`megasharp eval`: measures suites on a run's newest checkpoint, on a checkpoint, or on a Hugging Face folder.
 
-Samples are stored in chunks as they come, so that after a kill or SIGUSR1 the same command continues where it was.
+Samples are stored as they are judged, so that after a kill or SIGUSR1 the same command continues where it was.
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ from megasharp.common import signals
 from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import Say
 from megasharp.common.files import held
+from megasharp.common.formats import Keep
 from megasharp.common.signals import SaveAsked, TimeIsUp, interruptible, save_heard
 from megasharp.config.core import validate
 from megasharp.config.data import RewardConfig
 from megasharp.config.hub import given_model
-from megasharp.config.run_config import RunConfig, load_run
+from megasharp.config.run_config import EvalConfig, RunConfig, load_run
 from megasharp.convert.model_folder import model_folder
 from megasharp.convert.record import weights_fingerprint
-from megasharp.evals.evaluate import Progress, check_identity, chunk_size, evaluate
+from megasharp.evals.evaluate import evaluate
 from megasharp.evals.groups import Planned, PlannedGroup, Settings, known_names, plan_suites
+from megasharp.evals.keeping import Keeping
 from megasharp.evals.result import EvalResult, EvalSetting, averaged, save_group, summarize
 from megasharp.evals.result_files import group_lines, load_figures, load_result, result_lines, save
+from megasharp.evals.sample_store import SampleStore, check_identity
+from megasharp.evals.stored_samples import journals
 from megasharp.evals.suites import Asking
 from megasharp.rollout.step_request import Engine
 from megasharp.tasks.final_answer import WHOLE, rule_of
@@ -49,8 +53,9 @@ class Asked:
     `engines` is a run file whose SGLang engines sample, with `overrides`; without it the engine of this process does.
     `out` None is a folder under evals/ named after the weights. `reward` decides where responses are judged, and its
     functions judge all of them; without one, the run's judge own rows without a task. The part of a response that is
-    judged is the run's too, where `reward` does not say it. `prompt` is a template's name, or
-    `suite`; without it a run's weights are asked as its training was.
+    judged is the run's too, where `reward` does not say it. `prompt` is a template's name, or `suite`; without it a
+    run's weights are asked as its training was. `keep` is what stays of samples, with texts up to `keep_mb` MiB in
+    `out`; None is the default of `eval.keep_mb`.
     """
 
     source: Path | None
@@ -63,6 +68,8 @@ class Asked:
     overrides: Sequence[str] = ()
     reward: RewardConfig = field(default_factory=RewardConfig)
     prompt: str | None = None
+    keep: Keep = "texts"
+    keep_mb: int | None = None
 
 
 def settings(**given: object) -> Settings:
@@ -118,7 +125,7 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
     evaluation: _Evaluation | None = None
     try:
         with save_heard(), interruptible():
-            evaluation = _Evaluation(asked, measured(source), run.data.bos if run else None, say)
+            evaluation = _Evaluation(asked, measured(source), run.data.bos if run else None, say, note)
             write_like_run(source, evaluation.root)
             with held(evaluation.root, "another megasharp eval writes there; give another --out"):
                 evaluation.open_all(sweep)
@@ -181,7 +188,7 @@ def _ours(groups: Sequence[PlannedGroup]) -> Iterator[str]:
 
 
 def _kept(evaluation: _Evaluation | None) -> str:
-    samples = evaluation.progress.samples if evaluation and evaluation.progress else 0
+    samples = sum(1 for _ in evaluation.store.stored()) if evaluation and evaluation.store else 0
     if not samples:
         return "nothing of the present suite is sampled yet; the same command goes on"
     return f"{samples} samples of the present suite are kept; the same command goes on"
@@ -190,15 +197,17 @@ def _kept(evaluation: _Evaluation | None) -> str:
 class _Evaluation:
     """One command's evaluations, in order; the engine starts when the first of them needs it."""
 
-    def __init__(self, asked: Asked, model: Measured, bos: bool | None, say: Say) -> None:
+    def __init__(self, asked: Asked, model: Measured, bos: bool | None, say: Say, note: Say) -> None:
         self._asked = asked
         self._tokenizer = load_tokenizer(model_folder(model.weights).description).with_bos(bos)
         self._model = model
-        self._say = say
+        self._say, self._note = say, note
         self.root = Path(str(asked.out or Path("evals") / model.place).replace(CHECKPOINT, model.weights.name))
         self._weights = weights_fingerprint(model_folder(model.weights))[:_DIGEST]
+        bound = EvalConfig().keep_mb if asked.keep_mb is None else asked.keep_mb
+        self._keeping = Keeping(self.root, asked.keep, bound)
         self._sampler: _Sampler | None = None
-        self.progress: Progress | None = None
+        self.store: SampleStore | None = None
 
     def open_all(self, sweep: Sequence[Sequence[PlannedGroup]]) -> None:
         """Raise UserError before anything starts: for prompts of other models, or another evaluation's files."""
@@ -207,8 +216,8 @@ class _Evaluation:
                 suites = [each.suite for each in group.evaluations]
                 check_markers("", suites, self._tokenizer, "eval", "--prompt")
                 for each in group.evaluations:
-                    self._done(each)
-                    self._open(each)
+                    if self._done(each) is None:
+                        self._keeping.open(self._folder(each), self._setting(each))
 
     @contextmanager
     def engine(self) -> Iterator[None]:
@@ -254,14 +263,28 @@ class _Evaluation:
             "seed": str(planned.seed),
             "engine": "inprocess" if self._asked.engines is None else "sglang",
             "timeout_s": f"{self._asked.reward.timeout_s:g}",
-            "chunk": str(chunk_size(planned.sampling.max_tokens)),
             **({"reward": ", ".join(f"{each.path} x {each.weight:g}" for each in own.functions)} if own else {}),
             # Results of older releases, which read whole responses, are those of this rule.
             **({} if own or rule == WHOLE else {"answers": rule.in_words}),
         }
 
-    def _open(self, planned: Planned) -> Progress:
-        return Progress(self._folder(planned) / f"{planned.suite.name}.samples", self._identity(planned))
+    def _setting(self, planned: Planned) -> EvalSetting:
+        sampling = planned.sampling
+        return EvalSetting(
+            planned.suite.name,
+            self._model.label,
+            self._model.step,
+            sampling.n,
+            sampling.ks,
+            sampling.temperature,
+            planned.seed,
+            sampling.top_p,
+            sampling.max_tokens,
+            self._identity(planned),
+            sampling.top_k,
+            sampling.min_p,
+            sampling.stop,
+        )
 
     def _done(self, planned: Planned) -> Path | None:
         """Return the file of this evaluation where it is done. Raises UserError where it is another's."""
@@ -274,10 +297,13 @@ class _Evaluation:
     def _result(self, planned: Planned, judge: Judge) -> EvalResult:
         done = self._done(planned)
         result = self._evaluated(planned, judge) if done is None else self._again(done, planned)
+        if done is not None and journals(self._folder(planned), planned.suite.name):
+            # A kill came between the result and the end of its samples.
+            self.store = self._keeping.open(self._folder(planned), self._setting(planned))
         path = save(result, self._folder(planned))
-        if self.progress:
-            self.progress.remove()
-            self.progress = None
+        if self.store:
+            self.store.finish()
+            self.store = None
         for line in result_lines(result):
             self._say(line)
         self._say(f"wrote {path}" if done is None else f"{path} was measured before; figures are from its samples")
@@ -285,47 +311,27 @@ class _Evaluation:
 
     def _again(self, done: Path, planned: Planned) -> EvalResult:
         """Compute the metrics from the counts of an evaluation that is done, for every k that it or `planned` has."""
-        result, sampling = load_result(done), planned.sampling
-        setting = EvalSetting(
-            planned.suite.name,
-            self._model.label,
-            self._model.step,
-            sampling.n,
-            tuple(sorted({*sampling.ks, *result.ks})),
-            sampling.temperature,
-            planned.seed,
-            sampling.top_p,
-            sampling.max_tokens,
-            self._identity(planned),
-            sampling.top_k,
-            sampling.min_p,
-            sampling.stop,
-        )
+        result = load_result(done)
+        setting = replace(self._setting(planned), ks=tuple(sorted({*planned.sampling.ks, *result.ks})))
         return summarize(result.rows, setting, result.seconds)
 
     def _evaluated(self, planned: Planned, judge: Judge) -> EvalResult:
         assert self._sampler is not None
         engine = self._sampler.get()
-        self.progress = self._open(planned)
-        sampling = planned.sampling
+        setting = self._setting(planned)
+        samples = len(planned.suite.items) * (setting.n + 1)
+        self._note(self._keeping.line(setting.suite, samples, planned.sampling.max_tokens))
+        self.store = self._keeping.open(self._folder(planned), setting, self._note)
+        own = own_rewards(self._asked.reward).get(planned.suite.task)
         return evaluate(
             engine,
             planned.suite,
             self._tokenizer,
-            n=sampling.n,
-            ks=sampling.ks,
-            temperature=sampling.temperature,
-            max_tokens=sampling.max_tokens,
-            seed=planned.seed,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            stop=sampling.stop,
-            label=self._model.label,
-            step=self._model.step,
+            setting,
             judge=judge,
-            progress=self.progress,
-            identity=self._identity(planned),
+            store=self.store,
+            together=own is not None and own.compares,
+            say=self._note,
         )
 
 

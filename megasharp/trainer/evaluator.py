@@ -8,21 +8,27 @@ from megasharp.algos.base import MemoryNeed
 from megasharp.checkpoint.run_folder import RunFolder
 from megasharp.common import signals
 from megasharp.common.control import Control
+from megasharp.common.files import free_name, set_aside
 from megasharp.evals.evaluate import WITH_MEMORY, evaluate
+from megasharp.evals.keeping import Keeping
+from megasharp.evals.result import EvalSetting
 from megasharp.evals.result_files import save, stored_figures
+from megasharp.evals.sample_store import SampleStore
+from megasharp.evals.stored_samples import FOLDER, journals, parts, samples_info
 from megasharp.evals.suites import Suite
 from megasharp.metrics.clock import StageClock
 from megasharp.metrics.writers import rows_of
 from megasharp.rollout.step_request import Engine
-from megasharp.tasks.judge import Judge
+from megasharp.tasks.judge import Judge, digest_of
 from megasharp.trainer.checkpoints import Checkpoints
 from megasharp.trainer.eval_source import Probes
 from megasharp.trainer.loop import Phases
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
+from megasharp.trainer.reward_judge import own_rewards
 from megasharp.trainer.step_log import StepLog
 
-# Samples of a chunk where ranks sample one while this process judges another; the last is judged by itself.
-_CHUNK_IN_RANKS = 2048
+# Characters of a digest that tell two sets of problems apart.
+_DIGEST = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,28 +110,23 @@ class Evaluator:
         return True
 
     def _evaluate_suite(self, step: int, suite: Suite, memory: MemoryNeed | None) -> dict[str, float]:
-        config = self.resolved.config
+        setting = self._setting(step, suite, memory)
+        own = own_rewards(self.resolved.config.reward).get(suite.task)
         with self.clock.stage("eval"), signals.interruptible():
+            store = self._store(step, setting)
             result = evaluate(
                 self.engine,
                 suite,
                 self.resolved.tokenizer,
-                n=config.eval.n,
-                ks=config.eval.k,
-                temperature=config.eval.temperature,
-                top_p=config.eval.top_p,
-                top_k=config.eval.top_k,
-                min_p=config.eval.min_p,
-                stop=config.eval.stop,
-                max_tokens=config.eval.max_response_tokens or config.data.largest_response,
-                seed=config.seed,
-                label=config.name,
-                step=step,
+                setting,
                 memory=memory,
                 judge=self.judge,
-                chunk_samples=_CHUNK_IN_RANKS if self.resolved.samples_in_ranks else None,
+                store=store,
+                together=own is not None and own.compares,
+                say=self.log.note,
             )
             save(result, self.folder.evals(step))
+            store.finish()
         metrics = result.figures()
         self.log.write(step, metrics)
         token_entropy = result.token_entropy if result.token_entropy is not None else result.token_entropy_sampled
@@ -138,3 +139,49 @@ class Evaluator:
         line = "  ".join(f"{name} {value:.3f}" for name, value in shown.items() if value is not None)
         self.log.note(f"step {step}: {result.suite}: {line}")
         return metrics
+
+    def _setting(self, step: int, suite: Suite, memory: MemoryNeed | None) -> EvalSetting:
+        config = self.resolved.config
+        asked = config.eval
+        longest = asked.max_response_tokens or config.data.largest_response
+        # The weights are those after the step: evaluations of steps that are done again are set aside.
+        identity = {
+            "model": f"{config.model.path} {config.model.revision or ''}",
+            "engine": config.rollout.engine,
+            "problems": digest_of(suite.items)[:_DIGEST],
+            "n": str(asked.n),
+            "temperature": str(asked.temperature),
+            "top_p": str(asked.top_p),
+            "top_k": str(asked.top_k),
+            "min_p": str(asked.min_p),
+            "stop": repr([*asked.stop]),
+            "max_tokens": str(longest),
+            "seed": str(config.seed),
+            "memory": "" if memory is None else f"{memory.mu} {memory.plausible}",
+        }
+        return EvalSetting(
+            suite.name if memory is None else suite.name + WITH_MEMORY,
+            config.name,
+            step,
+            asked.n,
+            tuple(asked.k),
+            asked.temperature,
+            config.seed,
+            asked.top_p,
+            longest,
+            identity,
+            asked.top_k,
+            asked.min_p,
+            tuple(asked.stop),
+        )
+
+    def _store(self, step: int, setting: EvalSetting) -> SampleStore:
+        """Open the store of an evaluation; what an attempt with other settings left of it unfinished is set aside."""
+        config, folder = self.resolved.config.eval, self.folder.evals(step)
+        found = samples_info(folder, setting.suite)
+        if found is not None and found.identity != setting.identity:
+            self.log.note(f"step {step}: {setting.suite}: begun with other settings, so it is sampled anew")
+            target = self.folder.superseded / folder.relative_to(self.folder.root) / FOLDER
+            for path in (*parts(folder, setting.suite), *journals(folder, setting.suite)):
+                set_aside(path, free_name(target / path.name))
+        return Keeping(self.folder.root, config.keep, config.keep_mb).open(folder, setting, self.log.note)

@@ -16,7 +16,7 @@ from megasharp.checkpoint.manifest import Inputs, Manifest, SourceEntry
 from megasharp.common.formats import FORMATS
 from megasharp.convert.lora import _Record as AdapterRecord
 from megasharp.convert.record import Conversion
-from megasharp.evals import evaluate, probe, result_files, stored_samples
+from megasharp.evals import probe, result_files, stored_samples
 from megasharp.evals.result import EvalResult
 from megasharp.metrics import response_table
 from megasharp.metrics.trackers.watch import Record as TrackerRecord
@@ -52,7 +52,6 @@ def type_text(kind: pa.DataType) -> str:
         ("`rollouts.parquet`", rollout_store._unfinished_schema()),
         ("`replay.parquet`", rollout_store._replay_schema()),
         ("`<suite>.parquet`", result_files._schema()),
-        ("`<suite>.samples/`", evaluate._schema()),
         ("`samples/<suite>-00000.parquet`", stored_samples.columns()),
     ],
 )

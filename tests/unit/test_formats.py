@@ -23,14 +23,16 @@ from megasharp.common.errors import UserError
 from megasharp.common.formats import FORMATS, NewerFormat, Stored, read_stamp, read_table_stamp, stamp, table_stamp
 from megasharp.common.records import Completion, FinishReason
 from megasharp.convert.record import read_record, recorded_arguments
-from megasharp.evals.evaluate import Progress
 from megasharp.evals.probe import read_responses, read_table, token_schema
 from megasharp.evals.result_files import load_result, stored_figures
+from megasharp.evals.sample_store import SampleStore
+from megasharp.evals.stored_samples import SamplesInfo, read_samples
 from megasharp.metrics.response_table import read_table as read_rows
 from megasharp.reporting.history import read_run
 from megasharp.reporting.page.responses import read_rollouts
 from megasharp.rollout.in_flight import Unfinished
 from megasharp.trainer.eval_source import measured
+from tests.unit.evals.stored import sample
 
 STORED = Path(__file__).parents[1] / "stored"
 RUN, CHECKPOINT = Path("runs/old"), Path("runs/old/checkpoints/step_000004")
@@ -60,8 +62,19 @@ def with_unfinished(path: Path) -> None:
 
 
 def with_samples(path: Path) -> None:
-    Progress(path.parent, {"weights": "w"}).write("chunk_0", [], 1.0)
-    json_later(path)
+    store = SampleStore(path.parents[1], SamplesInfo("dev"))
+    store.add([sample(0, 0)])
+    store.finish()
+    table_later(path)
+
+
+def read_stored_samples(path: Path) -> object:
+    """Those of format 3; older ones are refused in one line."""
+    if path.parent.name == "samples":
+        return list(read_samples(path.parents[1], "dev"))
+    with pytest.raises(UserError, match=r"dev\.samples: samples in the format of an earlier release") as refused:
+        SampleStore(path.parents[1], SamplesInfo("dev"))
+    return str(refused.value)
 
 
 # The file that is of a later release, who makes it one, and a reader by the folder in which everything is.
@@ -93,9 +106,9 @@ READERS: dict[str, tuple[Path, Callable[[Path], None], Callable[[Path], object]]
         lambda at: stored_figures(at / RUN / "evals/step_000004/dev.json"),
     ),
     "samples": (
-        Path("dev.samples/identity.json"),
+        Path("evals/new/samples/dev-00000.parquet"),
         with_samples,
-        lambda at: Progress(at / "dev.samples", {"weights": "w"}),
+        lambda at: list(read_samples(at / "evals/new", "dev")),
     ),
     "probe's responses": (RUN / "probe/responses.parquet", table_later, lambda at: read_responses(at / RUN / "probe")),
     "probe": (
@@ -113,10 +126,7 @@ FILES: dict[Stored, tuple[str, Callable[[Path], object]]] = {
     "checkpoint": ("runs/*/checkpoints/step_*/manifest.json", lambda path: read_manifest(path.parent)),
     "conversion": ("*/conversion.json", lambda path: read_record(path.parent)),
     "evaluation": ("**/evals/**/*.json", load_result),
-    "evaluation samples": (
-        "parts/*.samples/identity.json",
-        lambda path: Progress(path.parent, {"weights": "w"}).read("chunk_0"),
-    ),
+    "evaluation samples": ("*/*samples/*", read_stored_samples),
     "probe": ("runs/*/probe/*.parquet", lambda path: read_responses(path.parent)),
     "rollouts": ("runs/*/rollout*/*.parquet", lambda path: read_rows(path, ["text"])),
     "run": ("runs/*/config.yaml", lambda path: stored_config(path.parent)),
@@ -128,6 +138,8 @@ def number_of(path: Path, kind: Stored) -> int:
     """The format that a stored file has; a run's is in a file beside its configuration, from format 2 on."""
     if path.suffix == ".parquet":
         return read_table_stamp(path, kind, pq.read_schema(path).metadata)
+    if path.suffix == ".arrows":
+        return read_table_stamp(path, kind, pa.ipc.open_stream(path.read_bytes()).schema.metadata)
     path = path.with_name("run.json") if kind == "run" else path
     return read_stamp(path, kind, json.loads(path.read_text()) if path.exists() else {})
 
@@ -162,8 +174,9 @@ def test_a_later_format_is_refused_in_one_line(reader: str, tmp_path: Path) -> N
         read(at)
     line = str(refused.value)
     assert "\n" not in line
-    for word in (str(at / file), "has format 99", "written by megasharp 9.9.9", f"({__version__})", "up to 2"):
+    for word in (str(at / file), "has format 99", "written by megasharp 9.9.9", f"({__version__})"):
         assert word in line
+    assert re.search(r"up to [23]: use that release", line)
     # Nothing was renamed, removed or begun; the lock of a run is its own.
     assert [path for path in sorted(at.rglob("*")) if path.name != ".lock"] == before
 

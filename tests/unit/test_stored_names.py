@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -47,12 +48,13 @@ from megasharp.config.run_config import load_run
 from megasharp.convert.architecture import Architecture, RopeParameters, record_arguments
 from megasharp.convert.lora import record_adapters, recorded_adapters
 from megasharp.convert.record import Digests, write_record
-from megasharp.evals.evaluate import Progress
 from megasharp.evals.probe import ProbeResponse, write_responses
 from megasharp.evals.probe import token_schema as probe_schema
 from megasharp.evals.result import EvalResult, EvalSetting, averaged, save_group, summarize
 from megasharp.evals.result_files import load_result, save
-from megasharp.evals.samples import Answers, ProblemResult, Sample, TokenFigures
+from megasharp.evals.sample_store import SampleStore
+from megasharp.evals.samples import Answers, ProblemResult, TokenFigures
+from megasharp.evals.stored_samples import SamplesInfo
 from megasharp.metrics.response_table import response_schema, token_schema
 from megasharp.planner.suggest import make_plan, suggest
 from megasharp.planner.text import plan_tree
@@ -75,6 +77,7 @@ from megasharp.tasks.sandbox.pool import PoolCounts
 from megasharp.tasks.table import TASKS as ALL_TASKS
 from megasharp.tasks.table import load_items
 from megasharp.trainer.plan import Options, ask
+from tests.unit.evals.stored import sample
 
 REPOSITORY = Path(__file__).parents[2]
 GOLDEN = REPOSITORY / "tests" / "golden"
@@ -227,16 +230,21 @@ def test_an_older_evaluation_is_read(tmp_path: Path) -> None:
     assert load_result(path) == evaluated()
 
 
-def test_what_an_evaluation_has_sampled_so_far(tmp_path: Path) -> None:
-    progress = Progress(tmp_path / "dev.samples", {"weights": "w"})
-    progress.write("chunk_0", [Sample(0, Outcome.CORRECT, "1+2", 5, False, TokenFigures(0.5, 0.6, (-0.5,), -0.6))], 1.0)
-    (chunk,) = (tmp_path / "dev.samples").glob("*.parquet")
-    table = pq.read_table(chunk)
-    meta = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
-    identity = read(chunk.parent / "identity.json")
-    frozen(
-        "evaluation_progress", {"identity": identity, "file": chunk.name, "rows": table.to_pylist(), "metadata": meta}
-    )
+def test_samples_of_an_evaluation(tmp_path: Path) -> None:
+    """While it runs, and after."""
+    store = SampleStore(tmp_path, SamplesInfo("dev", {"n": 4}, {"weights": "w"}, "tokens"))
+    store.add([sample(1, 3)], 1.0)
+    (journal,) = (tmp_path / "samples").iterdir()
+    stream = pa.ipc.open_stream(journal.read_bytes()).read_all()
+    store.finish()
+    (part,) = (tmp_path / "samples").iterdir()
+    table = pq.read_table(part)
+    meta = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
+    assert meta.pop("megasharp") == __version__
+    assert stream.to_pylist() == table.to_pylist() and stream.schema.equals(table.schema)
+    names = [journal.name, part.name]
+    columns = {one.name: str(one.type) for one in table.schema}
+    frozen("evaluation_samples", {"files": names, "columns": columns, "rows": table.to_pylist(), "metadata": meta})
 
 
 def test_tables_of_rollouts_and_probes(tmp_path: Path) -> None:

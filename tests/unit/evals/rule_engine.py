@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
 
 import torch
 
+from megasharp.common.formats import Keep
 from megasharp.common.records import Completion, FinishReason, GenerateRequest, SamplingParams
 from megasharp.evals.evaluate import evaluate
+from megasharp.evals.result import EvalSetting
+from megasharp.evals.sample_store import SampleStore
+from megasharp.evals.stored_samples import SamplesInfo
 from megasharp.evals.suites import Suite
 from megasharp.tasks.countdown import CountdownAnswer
 from megasharp.tasks.judge import TaskItem
@@ -54,5 +60,14 @@ def suite_of(count: int, names: str = "p") -> Suite:
 
 
 def run(engine: RuleEngine | None = None, suite: Suite | None = None, **changes):
-    arguments = {"n": 10, "ks": [1, 4, 10], "temperature": 1.0, "max_tokens": 8, "seed": 3} | changes
-    return evaluate(engine or RuleEngine(), suite or suite_of(6), CharacterTokenizer(), **arguments)
+    """Evaluate; `changes` are fields of the setting or arguments of `evaluate`."""
+    suite = suite or suite_of(6)
+    names = {each.name for each in fields(EvalSetting)}
+    asked = {"suite": suite.name, "label": "", "step": None, "n": 10, "ks": (1, 4, 10), "temperature": 1.0, "seed": 3}
+    setting = EvalSetting(**asked | {"max_tokens": 8} | {name: changes.pop(name) for name in names & changes.keys()})
+    return evaluate(engine or RuleEngine(), suite, CharacterTokenizer(), setting, **changes)
+
+
+def store_of(folder: Path, keep: Keep = "texts", **identity: str) -> SampleStore:
+    """The store of `run` in a folder."""
+    return SampleStore(folder, SamplesInfo("tiny", {}, {"weights": "abc", **identity}, keep))

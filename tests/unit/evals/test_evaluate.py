@@ -12,7 +12,7 @@ from megasharp.algos.dlc import MemoryParams
 from megasharp.common.errors import UserError
 from megasharp.common.records import Completion, FinishReason, Outcome, SamplingParams, Verdict
 from megasharp.evals.estimators import pass_at_k
-from megasharp.evals.evaluate import CANDIDATES, CHUNK_SAMPLES, chunk_size, sample_seed
+from megasharp.evals.evaluate import CANDIDATES, sample_seed
 from megasharp.evals.result_files import load_result, save, stored_figures
 from megasharp.evals.suites import Suite
 from megasharp.tasks.judge import DirectJudge
@@ -49,14 +49,17 @@ def test_every_figure_follows_from_the_samples():
     assert result.figures()["eval/tiny/greedy"] == 1.0
 
 
-def test_the_chunk_size_bounds_requests_and_changes_nothing():
-    engine = RuleEngine()
-    small = run(engine, chunk_samples=7)
-    sizes = [sum(len(request.seeds) for request in requests) for requests, _ in engine.calls]
-    assert max(sizes) == 7
-    assert sum(sizes) == 66
-    assert small.rows == run(chunk_samples=1000).rows
-    assert [chunk_size(tokens) for tokens in (32, 8192, 1 << 20)] == [CHUNK_SAMPLES, 2048, 512]
+def test_requests_are_a_few_samples_of_one_problem_and_their_size_changes_nothing():
+    """As many samples as have about 16,384 tokens, at most 8; all of a problem where a reward compares them."""
+    found = {}
+    for max_tokens, together in ((8, False), (4096, False), (8192, False), (1 << 20, False), (8, True)):
+        engine = RuleEngine()
+        found[max_tokens, together] = run(engine, max_tokens=max_tokens, together=together)
+        requests = [request for some, _ in engine.calls for request in some]
+        assert len({(request.tokens, seed) for request in requests for seed in request.seeds}) == 60
+        sizes = {len(request.seeds) for request in requests[6:]}
+        assert sizes == {8: {8, 2}, 4096: {4, 2}, 8192: {2}, 1 << 20: {1}}[max_tokens] if not together else {10}
+    assert all(result.rows == run().rows for result in found.values())
 
 
 def test_seeds_depend_on_run_problem_and_sample_only():
@@ -73,24 +76,22 @@ def test_seeds_depend_on_run_problem_and_sample_only():
 def test_sampling_parameters_reach_the_engine():
     engine = RuleEngine()
     run(engine, temperature=0.7, top_p=0.9, max_tokens=5)
-    assert [call[1] for call in engine.calls] == [
+    assert list(dict.fromkeys(call[1] for call in engine.calls)) == [
         SamplingParams(max_tokens=5, temperature=0.0, stop_token_ids=(0,)),
         SamplingParams(max_tokens=5, temperature=0.7, top_p=0.9, stop_token_ids=(0,), record_top=CANDIDATES),
     ]
-    assert engine.calls[0][0][2].tokens == tuple(map(ord, "2:"))
+    assert engine.calls[2][0][0].tokens == tuple(map(ord, "2:"))
     without = RuleEngine()
     assert run(without, greedy=False).greedy_accuracy is None
-    assert len(without.calls) == 1
+    assert all(sampling.temperature for _, sampling in without.calls)
 
 
-def test_a_memory_network_takes_part_under_a_name_of_its_own():
+def test_a_memory_network_takes_part():
     engine = RuleEngine()
-    result = run(engine, memory=MemoryNeed(MemoryParams(path="folder"), 0.3, 0.05))
+    run(engine, memory=MemoryNeed(MemoryParams(path="folder"), 0.3, 0.05))
     assert {(s.memory_mu, s.plausible) for _, s in engine.calls} == {(0.3, 0.05)}
-    assert result.suite == "tiny+memory"
-    assert "eval/tiny+memory/distinct_correct" in result.figures()
     plain = RuleEngine()
-    assert run(plain).suite == "tiny"
+    assert "eval/tiny/distinct_correct" in run(plain).figures()
     assert {s.memory_mu for _, s in plain.calls} == {None}
 
 

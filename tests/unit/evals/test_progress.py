@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from megasharp.common.errors import UserError
-from megasharp.common.records import Completion, GenerateRequest, SamplingParams
-from megasharp.evals.evaluate import Progress
+from megasharp.common.records import Completion, GenerateRequest, SamplingParams, Verdict
+from megasharp.common.signals import SaveAsked
 from megasharp.evals.result_files import load_figures, load_result, save
-from tests.unit.evals.rule_engine import RuleEngine, run
-
-IDENTITY = {"weights": "abc", "n": "10", "temperature": "1.0"}
+from megasharp.evals.stored_samples import journals, read_samples
+from megasharp.tasks.judge import DirectJudge, Item
+from megasharp.tasks.table import make_verifiers
+from tests.unit.evals.rule_engine import RuleEngine, run, store_of
 
 
 class Cut(Exception):
@@ -25,50 +28,84 @@ class Cut(Exception):
 class CutEngine(RuleEngine):
     """Answers so many calls, then is cut off."""
 
-    def __init__(self, calls: int) -> None:
+    def __init__(self, calls: int, error: BaseException | None = None) -> None:
         super().__init__()
-        self.left = calls
+        self.left, self.error = calls, error or Cut()
 
     def generate(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> list[list[Completion]]:
         if not self.left:
-            raise Cut
+            raise self.error
         self.left -= 1
         return super().generate(requests, sampling)
 
 
+def sampled(*engines: RuleEngine) -> int:
+    """Samples drawn."""
+    return sum(len(one.seeds) for engine in engines for requests, _ in engine.calls for one in requests)
+
+
 @pytest.mark.parametrize("calls", [0, 1, 4, 9])
-def test_an_evaluation_goes_on_where_it_was_cut_off(tmp_path: Path, calls: int) -> None:
-    whole_engine = RuleEngine()
-    whole = run(whole_engine, chunk_samples=7)
-    with pytest.raises(Cut):
-        run(CutEngine(calls), chunk_samples=7, progress=Progress(tmp_path / "p", IDENTITY))
-    engine = RuleEngine()
-    progress = Progress(tmp_path / "p", IDENTITY)
-    assert (progress.samples > 0) == (calls > 0)
-    result = run(engine, chunk_samples=7, progress=progress)
+@pytest.mark.parametrize("error", [Cut, SaveAsked])
+def test_an_evaluation_goes_on_where_it_was_cut_off(tmp_path: Path, calls: int, error: type[BaseException]) -> None:
+    """All that was sampled is kept, and drawn once; a third start draws nothing."""
+    whole = run()
+    first, second, third = CutEngine(calls, error()), RuleEngine(), RuleEngine()
+    with pytest.raises(error):
+        run(first, store=store_of(tmp_path))
+    assert len(list(read_samples(tmp_path, "tiny"))) == sampled(first) > 0 or calls == 0
+    store = store_of(tmp_path)
+    result = run(second, store=store)
     assert replace(result, seconds=0.0) == replace(whole, seconds=0.0)
-    assert len(engine.calls) == len(whole_engine.calls) - calls
-    again = RuleEngine()
-    third = run(again, chunk_samples=7, progress=progress)
-    assert again.calls == [] and third == result
-    progress.remove()
-    assert not (tmp_path / "p").exists()
+    assert sampled(first, second) == 66
+    again = run(third, store=store_of(tmp_path))
+    assert third.calls == [] and replace(again, seconds=0.0) == replace(whole, seconds=0.0)
+    store.finish()
+    assert len(list(read_samples(tmp_path, "tiny"))) == 66
 
 
-def test_samples_of_another_evaluation_are_refused_in_one_line(tmp_path: Path) -> None:
-    Progress(tmp_path, IDENTITY).write("samples_000000", [], 1.0)
-    with pytest.raises(UserError, match=r"holds samples of another evaluation \(n 10, now 20\); give another --out"):
-        Progress(tmp_path, IDENTITY | {"n": "20"})
-    (tmp_path / "identity.json").write_text("{")
-    with pytest.raises(UserError, match=r"identity\.json: cannot be read"):
-        Progress(tmp_path, IDENTITY)
+def test_a_journal_that_a_kill_cut_anywhere_gives_the_same_figures(tmp_path: Path) -> None:
+    """And takes another k, another way to keep and another order of what is missing."""
+    whole = run()
+    run(store=store_of(tmp_path / "whole"))
+    (journal,) = journals(tmp_path / "whole", "tiny")
+    content = journal.read_bytes()
+    for cut in random.Random(2).sample(range(len(content)), 6):
+        at = tmp_path / str(cut) / "samples"
+        at.mkdir(parents=True)
+        (at / journal.name).write_bytes(content[:cut])
+        result = run(store=store_of(at.parent, "answers"), ks=(2,))
+        assert result.rows == whole.rows and set(result.pass_at_k) == {2}
 
 
-def test_a_chunk_that_is_none_is_named(tmp_path: Path) -> None:
-    progress = Progress(tmp_path, IDENTITY)
-    (tmp_path / "samples_000000.parquet").write_bytes(b"no table")
-    with pytest.raises(UserError, match=r"samples_000000\.parquet: cannot be read .* remove it to sample it again"):
-        progress.read("samples_000000")
+def test_sampling_goes_on_while_responses_are_judged() -> None:
+    """The first verdict waits for the last request: with judging on the way of sampling it would wait for ever."""
+    engine = RuleEngine()
+
+    class Patient:
+        tasks = ("countdown",)
+
+        def verdicts(self, items: Sequence[Item]) -> list[Verdict]:
+            wait_until(lambda: sampled(engine) == 66)
+            return DirectJudge(make_verifiers()).verdicts(items)
+
+    assert run(engine, judge=Patient()).rows == run().rows
+
+
+def test_an_error_in_judging_ends_sampling(tmp_path: Path) -> None:
+    class Broken:
+        tasks = ("countdown",)
+
+        def verdicts(self, items: Sequence[Item]) -> list[Verdict]:
+            raise UserError("the sandbox is gone")
+
+    with pytest.raises(UserError, match="the sandbox is gone"):
+        run(judge=Broken(), store=store_of(tmp_path))
+
+
+def test_an_older_release_s_progress_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "tiny.samples").mkdir()
+    with pytest.raises(UserError, match=r"tiny\.samples: samples in the format of an earlier release, .* remove the f"):
+        store_of(tmp_path)
 
 
 def test_files_of_older_versions_are_read(tmp_path: Path) -> None:

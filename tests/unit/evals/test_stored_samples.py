@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from megasharp.common.errors import UserError
+from megasharp.common.formats import Keep
 from megasharp.evals import sample_store
 from megasharp.evals.sample_store import SampleStore
 from megasharp.evals.stored_samples import (
-    Keep,
     SamplesInfo,
     StoredSample,
     journals,

@@ -16,10 +16,10 @@ from waiting import HANG_S, wait_until
 from megasharp.common.errors import NotSampled, UserError
 from megasharp.common.records import Completion, GenerateRequest, SamplingParams
 from megasharp.common.signals import SaveAsked
-from megasharp.evals.evaluate import Progress
+from megasharp.evals.stored_samples import read_samples
 from megasharp.rollout.step_request import streamed
 from megasharp.rollout.streaming import Answer, Asked, Ended, Stream
-from tests.unit.evals.rule_engine import RuleEngine, run
+from tests.unit.evals.rule_engine import RuleEngine, run, store_of
 
 SAMPLING = SamplingParams(max_tokens=4)
 
@@ -177,18 +177,20 @@ class StreamingRules(RuleEngine):
             yield ended(stream)
 
 
-def test_an_evaluation_that_streams_has_the_figures_and_files_of_one_that_does_not(tmp_path: Path) -> None:
+def test_an_evaluation_that_streams_has_the_figures_and_samples_of_one_that_does_not(tmp_path: Path) -> None:
     """Also where it was cut off in between, and went on."""
-    identity = {"weights": "abc"}
-    plain, cut = Progress(tmp_path / "plain", identity), Progress(tmp_path / "streamed", identity)
-    expected = run(chunk_samples=7, progress=plain)
+    plain = store_of(tmp_path / "plain")
+    expected = run(store=plain)
     with pytest.raises(UserError, match="killed"):
-        run(StreamingRules(16), chunk_samples=7, progress=cut)
-    assert 0 < len(list((tmp_path / "streamed").glob("*.parquet"))) < 10
-    result = run(StreamingRules(), chunk_samples=7, progress=cut)
+        run(StreamingRules(9), store=store_of(tmp_path / "cut"))
+    assert 0 < len(list(read_samples(tmp_path / "cut", "tiny"))) < 66
+    cut = store_of(tmp_path / "cut")
+    result = run(StreamingRules(), store=cut)
     assert replace(result, seconds=0.0) == replace(expected, seconds=0.0)
-    names = sorted(path.name for path in (tmp_path / "plain").glob("*.parquet"))
-    assert names == sorted(path.name for path in (tmp_path / "streamed").glob("*.parquet")) and len(names) == 10
-    for name in names:
-        one, other = plain.read(name.removesuffix(".parquet")), cut.read(name.removesuffix(".parquet"))
-        assert one is not None and other is not None and one[0] == other[0]
+    for store in (plain, cut):
+        store.finish()
+    one, other = (
+        [replace(each, sampled_s=0.0, judged_s=0.0) for each in read_samples(tmp_path / name, "tiny")]
+        for name in ("plain", "cut")
+    )
+    assert one == other and len(one) == 66

@@ -21,6 +21,7 @@ from megasharp.config.core import dump_yaml
 from megasharp.config.data import RewardConfig, RewardFunction
 from megasharp.config.run_config import load_run
 from megasharp.evals.groups import Settings
+from megasharp.evals.stored_samples import read_samples
 from megasharp.trainer.eval_source import Measured, check_measurable, hf_folder, measured
 from megasharp.trainer.evaluation import Asked, evaluate_source
 
@@ -83,7 +84,9 @@ def test_a_sweep_writes_one_result_a_temperature_and_a_group_its_table(tmp_path:
     own = tmp_path / "own.yaml"
     own.write_text("source: none\nsettings: {n: 4, max_tokens: 4}\nours: [top_p]\nsuites: [countdown_dev]\n")
     _, noted = in_process(tmp_path, own, temperatures=[0.5, 1.0])
-    assert noted == ["own: the paper does not say top_p; the values are ours"]
+    ours, *kept = noted
+    assert ours == "own: the paper does not say top_p; the values are ours"
+    assert len(kept) == 2 and all("texts of 640 samples are kept, at most about 0.1 MB" in line for line in kept)
     for temperature in ("0.5", "1"):
         folder = tmp_path / f"temperature_{temperature}"
         row = json.loads((folder / "countdown_dev.json").read_text())
@@ -91,7 +94,7 @@ def test_a_sweep_writes_one_result_a_temperature_and_a_group_its_table(tmp_path:
         assert row["temperature"] == float(temperature)
         assert table["average"]["figures"]["pass@2"] == row["pass_at_k"]["2"]
         assert table["average"]["intervals"]["pass@2"] == row["intervals"]["pass@2"]
-        assert not (folder / "countdown_dev.samples").exists()
+        assert len(list(read_samples(folder, "countdown_dev"))) == 640
     before = (tmp_path / "temperature_1" / "countdown_dev.json").read_text()
     said, _ = in_process(tmp_path / "temperature_1", own, temperatures=[1.0], k="1,4")
     assert any("was measured before; figures are from its samples" in line for line in said)

@@ -21,6 +21,7 @@ from megasharp.common.records import (
     TaskAnswer,
 )
 from megasharp.evals.evaluate import evaluate
+from megasharp.evals.result import EvalSetting
 from megasharp.evals.suites import Suite
 from megasharp.rollout.step_request import GroupMaker
 from megasharp.tasks.choice import ChoiceAnswer
@@ -166,8 +167,8 @@ def test_training_and_evaluation_know_how_a_prompt_ends_and_a_response(prompt: s
     asked = Prompt("a", "math", prompt, tokenizer.encode(prompt), MathAnswer("2"), "test", 0, 0)
     maker.groups(["g"], [asked], Speaker().generate([None], None), 0)
     suite = Suite("tiny", "math", (TaskItem("a", "math", prompt, MathAnswer("2"), "test"),))
-    settings = {"n": 2, "ks": [1], "temperature": 1.0, "max_tokens": 20, "seed": 1, "greedy": False}
-    evaluate(Speaker(), suite, tokenizer, judge=Noting(), **settings)
+    setting = EvalSetting("tiny", "", None, n=2, ks=(1,), temperature=1.0, seed=1, max_tokens=20)
+    evaluate(Speaker(), suite, tokenizer, setting, judge=Noting(), greedy=False)
     assert [(item.truncated, item.in_thinking) for item in seen] == [(True, prompt == THINKS)] * 4
 
 
