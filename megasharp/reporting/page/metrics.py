@@ -290,7 +290,7 @@ def _between(runs: Sequence[RunHistory], names: Sequence[str], results: Results)
         order = sorted(last, key=lambda run: -last[run].pass_at_k[k])
         best, worst = order[0], order[-1]
         same = not _Change(last[worst], last[best], k).direction
-        noise = f" ({names[best]} against {names[worst]}: within the noise)" if same else ""
+        noise = f" ({names[best]} against {names[worst]}: within the noise over problems)" if same else ""
         steps_differ = len(set(at.values())) > 1
         ends = ", ".join(
             f"{names[run]} {last[run].pass_at_k[k]:.2f}" + f" (step {at[run]})" * steps_differ for run in order

@@ -224,7 +224,7 @@ def test_the_words_say_what_collapsed_and_what_is_noise() -> None:
     assert "pass@1 does not change beyond its noise" in noise and "collapsing" not in noise
     assert _words({(0, 0, "dev"): base}) == ""
     ends = _words({(0, 9, "dev"): base, (1, 9, "dev"): same}, "mine", "casp")
-    assert "mine 1.00, casp 1.00 (mine against casp: within the noise)" in ends
+    assert "mine 1.00, casp 1.00 (mine against casp: within the noise over problems)" in ends
 
 
 def _words(results: dict, *names: str) -> str:
