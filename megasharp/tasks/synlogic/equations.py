@@ -8,7 +8,7 @@ from fractions import Fraction
 from megasharp.common.records import Outcome
 from megasharp.tasks import math
 from megasharp.tasks.arithmetic import NotArithmeticError, parse
-from megasharp.tasks.extraction import joined_boxes
+from megasharp.tasks.extraction import CUT, joined_boxes, last_box
 from megasharp.tasks.synlogic.finding import last_block, refuse_choice
 from megasharp.tasks.synlogic.game import Check, Finding, Game, GameError
 from megasharp.tasks.synlogic.literals import UnreadableError
@@ -18,7 +18,12 @@ MAX_CHARACTERS = 200
 _SIGNS = frozenset("+-*/%")
 _ARITHMETIC = re.compile(r"(?:0|[1-9][0-9]{0,8})(?![0-9])|[-+*/%()]")
 _IN_BRACKETS = re.compile(r"\[\[([^\[\]]*)\]\]")
-_EQUATION = re.compile(r"[0-9]{1,20}(?: *[-+*] *[0-9]{1,20})+ *= *-?[0-9]{1,40}(?![0-9\u2026])")
+_EQUATION = re.compile(rf"[0-9]{{1,20}}(?: *[-+*] *[0-9]{{1,20}})+ *= *-?[0-9]{{1,40}}(?![0-9{CUT}])")
+# Signs of defined operations: of no script of letters or usual mathematics, or LaTeX's names of shapes.
+_DEFINED = re.compile(
+    "[\u2190-\u21ff\u2295-\u22a1\u22c4-\u22c6\u2300-\u23ff\u25a0-\u27bf\u2a00-\u2aff\u2b00-\u2bff\u2206\u2207\u00a7\u00a4@#\u203b]"
+    r"|\\(?:big)?(?:triangle|circ|star|ast|oplus|ominus|otimes|oslash|odot|diamond|square|Box|nabla|bullet)(?![a-z])"
+)
 
 
 def mathador(game: Game) -> Check:
@@ -134,7 +139,10 @@ def cryptarithm(game: Game) -> Check:
 
 
 def operation(game: Game) -> Check:
-    """A number, judged as `math` judges: by math-verify, which may take long."""
+    """A number, judged as `math` judges: by math-verify, which may take long.
+
+    Of an equation whose left side has a sign that the problem defines, which no parser knows, the right side is read.
+    """
     if not game.answer:
         raise GameError("'answer' must be a number")
     gold = math.MathAnswer(game.answer)
@@ -142,7 +150,8 @@ def operation(game: Game) -> Check:
     def check(text: str) -> Finding:
         if joined_boxes(text)[1]:
             raise UnreadableError("one box or another")
-        verdict = math.verify(text, gold)
+        left, _, right = (last_box(text) or "").rpartition("=")
+        verdict = math.verify(f"\\boxed{{{right}}}" if _DEFINED.search(left) else text, gold)
         if verdict.outcome is Outcome.FORMAT:
             raise UnreadableError(verdict.detail)
         return Finding(verdict.canonical_answer or "", verdict.outcome is Outcome.CORRECT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from megasharp.tasks.extraction import last_box
+from megasharp.tasks.extraction import CUT, last_box
 from megasharp.tasks.synlogic.finding import (
     MAX_LENGTH,
     NO_MISTAKE,
@@ -27,7 +27,7 @@ from megasharp.tasks.synlogic.literals import (
 
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 # A number with a point; where two decimals follow it and no more, they are a group of their own.
-_DECIMAL = re.compile(r"(?:(?<![0-9)])-)?[0-9][0-9,]{0,30}\.(?:(?P<decimals>[0-9]{2})(?![0-9\u2026])|[0-9]*)")
+_DECIMAL = re.compile(rf"(?:(?<![0-9)])-)?[0-9][0-9,]{{0,30}}\.(?:(?P<decimals>[0-9]{{2}})(?![0-9{CUT}])|[0-9]*)")
 _THOUSANDS = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+\.[0-9]*")
 _IN_A_ROW = re.compile(r"(?:[ \t,;/$*&]|\b(?:or|and)\b|\u6216|\u548c)*", re.IGNORECASE)
 _NUMBERS = re.compile(r"[0-9]{1,9}(?:(?:\s*[,&\u3001]\s*|\s)(?:and\s|&\s)?[0-9]{1,9})*")
@@ -182,7 +182,7 @@ def _stated(text: str) -> str:
         at = match.end()
     sentence = _SENTENCE.match(said)
     whole = said if not places or sentence is None else sentence[0]
-    return "" if not bold and (_DENIED.search(whole) or whole.endswith("\u2026")) else ",".join(bold) or whole
+    return "" if not bold and (_DENIED.search(whole) or whole.endswith(CUT)) else ",".join(bold) or whole
 
 
 def _truths(text: str) -> list[bool]:
