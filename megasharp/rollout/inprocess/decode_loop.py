@@ -230,7 +230,7 @@ class DecodeLoop(Generic[Cache]):
         rows = sorted(rows, key=lambda row: row[1].sample.number)
         drawn, lengths = self._log.of([place for place, _ in rows], [row.start for _, row in rows])
         last = drawn.tokens_S[torch.tensor(lengths).cumsum(0) - 1]
-        stopped = torch.isin(last, self._stops.cpu()).tolist()
+        stopped = [token in self._sampling.stop_token_ids for token in last.tolist()]
         for number, (_, row) in enumerate(rows):
             row.prompt.unfinished -= 1
             if self._strings is not None:

@@ -305,8 +305,8 @@ class Fleet:
 
     @property
     def capacity(self) -> int:
-        """Responses that the engines that are left run at once, by what they say."""
-        return max(1, sum(member.load.room.responses for member in self._members.alive()))
+        """Responses that the engines run at once, by what they say: those that are left, or all where none is."""
+        return sum(member.load.room.responses for member in self._members.alive() or self._members.all)
 
     @contextmanager
     def stream(self, asked: Iterable[Asked], at_once: float) -> Iterator[Iterator[Ended]]:
