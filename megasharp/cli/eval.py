@@ -10,9 +10,11 @@ import typer
 from megasharp.common import output
 from megasharp.common.exit_codes import collect_as_usual, note, status
 from megasharp.common.formats import Keep
+from megasharp.rollout.endpoint import Style
 
 SAMPLING = "Sampling"
 JUDGING = "Judging responses"
+ENDPOINT = "A server of OpenAI's API"
 COMPARE = "Compare results"
 KEEPING = "Keeping samples"
 
@@ -83,6 +85,40 @@ def evaluate(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the samples.", rich_help_panel=SAMPLING)] = 1,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Server of OpenAI's API that samples, as http://localhost:30000/v1. Its key is read from the variable "
+            "MEGASHARP_ENDPOINT_KEY.",
+            rich_help_panel=ENDPOINT,
+        ),
+    ] = None,
+    endpoint_model: Annotated[
+        str | None,
+        typer.Option(help="Model to ask it for. Without it: the only one that it has.", rich_help_panel=ENDPOINT),
+    ] = None,
+    endpoint_api: Annotated[
+        Style,
+        typer.Option(
+            help="chat sends messages, text a text to be continued, tokens what the tokenizer of SOURCE makes of it.",
+            rich_help_panel=ENDPOINT,
+        ),
+    ] = "chat",
+    concurrency: Annotated[
+        int, typer.Option(min=1, help="Number of calls under way at once.", rich_help_panel=ENDPOINT)
+    ] = 32,
+    samples_per_call: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Samples of a problem in one call, at most 8; all but the first then have no seed.",
+            rich_help_panel=ENDPOINT,
+        ),
+    ] = 1,
+    call_limit_s: Annotated[
+        float, typer.Option(min=0.01, help="Seconds that one call may take.", rich_help_panel=ENDPOINT)
+    ] = 1800.0,
     engines: Annotated[
         Path | None,
         typer.Option(help="Run file whose SGLang engines sample.", rich_help_panel=SAMPLING),
@@ -187,12 +223,16 @@ def evaluate(
         compare_results(source, compare or [], beside or [], k, problems, typer.echo)
         return
     output.outlive()
-    status(f"loading PyTorch, then reading {source or engines or 'the options'}")
+    status(f"loading PyTorch, then reading {source or engines or endpoint or 'the options'}")
     from megasharp.config.core import validate
     from megasharp.config.data import RewardConfig
+    from megasharp.trainer.eval_endpoint import EndpointOptions
     from megasharp.trainer.evaluation import Asked, evaluate_source, numbers, settings
 
     collect_as_usual()
+    served = None
+    if endpoint is not None:
+        served = EndpointOptions(endpoint, endpoint_model, endpoint_api, concurrency, samples_per_call, call_limit_s)
     reading = {"answer_after": answer_after, "truncated": truncated}
     asked = Asked(
         source,
@@ -225,5 +265,6 @@ def evaluate(
         prompt,
         keep,
         keep_mb,
+        served,
     )
     evaluate_source(asked, typer.echo, note)

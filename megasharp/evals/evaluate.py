@@ -28,7 +28,7 @@ from megasharp.evals.suites import Suite
 from megasharp.rollout.step_request import Engine, MemoryUse, judged, response_seed, streamed
 from megasharp.rollout.streaming import Asked
 from megasharp.tasks.final_answer import AnswerRule, FinalJudge, opens_thinking
-from megasharp.tasks.judge import DirectJudge, Item, Judge
+from megasharp.tasks.judge import DirectJudge, Item, Judge, TaskItem
 from megasharp.tasks.stream import ChatEncoder, ReadPrompt, read_prompt
 from megasharp.tasks.table import make_verifiers
 
@@ -94,7 +94,10 @@ class _Source:
                 place += 1
                 problem = self.suite.items[number].id
                 seeds = tuple(sample_seed(self.seed, problem, index) for index in part.indexes)
-                yield GenerateRequest(self.prompts[number].tokens, seeds), greedily if greedy else self.sampling
+                tokens = self.prompts[number].tokens
+                # Without tokens the engine writes the prompt itself.
+                turns = () if tokens else _messages(self.suite.items[number])
+                yield GenerateRequest(tokens, seeds, turns=turns), greedily if greedy else self.sampling
 
     def finished(self, place: int, completions: Sequence[Completion]) -> Finished:
         """Return the request at this place with its completions."""
@@ -107,7 +110,7 @@ class _Verification:
     """Turns completions into judged samples."""
 
     suite: Suite
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
     judge: Judge
     prompts: Sequence[ReadPrompt]
     sampling: SamplingParams
@@ -122,7 +125,7 @@ class _Verification:
         ]
         completions = [completion for _, _, completion in places]
         sampled = [completion.tokens.tolist() for completion in completions]
-        texts = [self._text(*each) for each in zip(completions, sampled, strict=True)]
+        texts = [self._text(*pair) for pair in zip(completions, sampled, strict=True)]
         items = [
             self._item(one.number, text, tokens)
             for (one, _, _), text, tokens in zip(places, texts, sampled, strict=True)
@@ -135,7 +138,9 @@ class _Verification:
         ]
 
     def _text(self, completion: Completion, tokens: Sequence[int]) -> str:
-        return self.sampling.text(self.tokenizer.decode(tokens) if completion.text is None else completion.text)
+        if completion.text is not None:
+            return self.sampling.text(completion.text)
+        return self.sampling.text("" if self.tokenizer is None else self.tokenizer.decode(tokens))
 
     def _item(self, number: int, text: str, tokens: Sequence[int]) -> Item:
         item = self.suite.items[number]
@@ -169,13 +174,13 @@ class _Verification:
             greedy=one.greedy,
             seed=completion.seed,
             text=_storable(text),
-            token_ids=tokens,
+            token_ids=tokens if completion.text is None else None,
             finish=completion.finish_reason,
             outcome=verdict.outcome,
             reward=verdict.reward,
             answer=None if answer is None else _storable(answer),
             detail=_storable(verdict.detail),
-            tokens=len(tokens),
+            tokens=completion.length,
             entropy=seen.entropy,
             entropy_sampled=seen.entropy_sampled,
             lambdas=seen.lambdas,
@@ -186,6 +191,10 @@ class _Verification:
         )
 
 
+def _messages(item: TaskItem) -> tuple[tuple[str, str], ...]:
+    return item.turns or (("user", item.text),)
+
+
 def _storable(text: str) -> str:
     """Return a text that UTF-8 can hold: lone surrogates become question marks."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
@@ -194,7 +203,7 @@ def _storable(text: str) -> str:
 def evaluate(
     engine: Engine,
     suite: Suite,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     setting: EvalSetting,
     *,
     greedy: bool = True,
@@ -206,12 +215,13 @@ def evaluate(
 ) -> EvalResult:
     """Sample every problem of `suite` as `setting` says, and once greedily if `greedy`.
 
-    Without a `judge` this process judges. A verifier that raises counts as the outcome ERROR; an INFRA outcome is not
-    counted as a sample, and a problem left with fewer than max(ks) samples is left out (and counted in `left_out`).
-    With `memory`, its logits are subtracted as in training rollouts (DLC). What `store` holds is not sampled again, and
-    new samples are committed to it; it must have been opened for this very evaluation. It is left to the caller to
-    finish it, once the result is stored. With `together` a problem's samples are one request, and are judged in one
-    call, for a reward that compares them. `say` gets lines of progress.
+    Without a `tokenizer` requests carry messages, and completions texts; without a `judge` this process judges. A
+    verifier that raises counts as the outcome ERROR; an INFRA outcome is not counted as a sample, and a problem left
+    with fewer than max(ks) samples is left out (and counted in `left_out`). With `memory`, its logits are subtracted as
+    in training rollouts (DLC). What `store` holds is not sampled again, and new samples are committed to it; it must
+    have been opened for this very evaluation. It is left to the caller to finish it, once the result is stored. With
+    `together` a problem's samples are one request, and are judged in one call, for a reward that compares them. `say`
+    gets lines of progress.
 
     Raises:
         UserError: some k is not in 1..n, the task has no verifier, infra failures left no problem to score, or the
@@ -228,7 +238,7 @@ def evaluate(
     if store is not None:
         for sample in store.stored():
             counts.add(sample)
-    prompts = [read_prompt(item, tokenizer) for item in suite.items]
+    prompts = [ReadPrompt("", ()) if tokenizer is None else read_prompt(item, tokenizer) for item in suite.items]
     size = setting.n if together else min(_REQUEST_SAMPLES, max(1, _REQUEST_TOKENS // (setting.max_tokens or 1)))
     sampling = _sampling(setting, tokenizer, memory)
     source = _Source(suite, prompts, setting.seed, counts, sampling, size)
@@ -237,14 +247,14 @@ def evaluate(
     return summarize(counts.rows(), setting, seconds)
 
 
-def _sampling(setting: EvalSetting, tokenizer: Tokenizer, memory: MemoryUse | None) -> SamplingParams:
+def _sampling(setting: EvalSetting, tokenizer: Tokenizer | None, memory: MemoryUse | None) -> SamplingParams:
     assert setting.max_tokens is not None
     sampling = SamplingParams(
         setting.max_tokens,
         setting.temperature,
         setting.top_p,
         setting.top_k,
-        stop_token_ids=tokenizer.stop_token_ids,
+        stop_token_ids=() if tokenizer is None else tokenizer.stop_token_ids,
         record_top=CANDIDATES,
         min_p=setting.min_p,
         stop=tuple(setting.stop),

@@ -184,8 +184,8 @@ def _countdown(numbers: tuple[int, ...], target: int) -> int | None:
 
 
 def token_figures(completion: Completion) -> TokenFigures:
-    """Return the means over a response's tokens, taken in float64; all None without tokens."""
-    if not completion.tokens.numel():
+    """Return the means over a response's tokens, taken in float64; all None without tokens, or their log-probs."""
+    if not completion.sampler_logp.numel():
         return TokenFigures()
     top = completion.top_logp
     return TokenFigures(

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +73,25 @@ class Measured:
     label: str
     step: int | None
     place: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model that an evaluation measures, whether its weights are here or not.
+
+    `label` and `step` name it in results, `place` is their folder below evals/, and `name` stands for `CHECKPOINT`.
+    `identity` is what samples depend on. `engine` opens an engine with it, whose logs go to a folder. Without a
+    `tokenizer` the engine reads messages. `check` refuses suites whose prompts it cannot be asked.
+    """
+
+    label: str
+    step: int | None
+    place: Path
+    name: str
+    identity: Mapping[str, str]
+    engine: Callable[[Path], AbstractContextManager[Engine]]
+    tokenizer: TextTokenizer | None
+    check: Callable[[Sequence[Suite]], None]
 
 
 def measured(source: Path) -> Measured:

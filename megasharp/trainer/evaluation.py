@@ -30,14 +30,15 @@ from megasharp.evals.result import EvalResult, EvalSetting, averaged, save_group
 from megasharp.evals.result_files import group_lines, load_figures, load_result, result_lines, save
 from megasharp.evals.sample_store import SampleStore, check_identity
 from megasharp.evals.stored_samples import journals
-from megasharp.evals.suites import Asking
+from megasharp.evals.suites import Asking, Suite
 from megasharp.rollout.step_request import Engine
 from megasharp.tasks.final_answer import WHOLE, rule_of
 from megasharp.tasks.judge import Judge, digest_of
 from megasharp.tasks.own_reward import OWN_TASK
 from megasharp.tasks.reward_import import look_beside
 from megasharp.tasks.tokenizer import load_tokenizer
-from megasharp.trainer.eval_source import CHECKPOINT, Measured, config_of, engine_of, engines_of, hf_folder, measured
+from megasharp.trainer.eval_endpoint import Endpoint, EndpointOptions
+from megasharp.trainer.eval_source import CHECKPOINT, Subject, config_of, engine_of, engines_of, hf_folder, measured
 from megasharp.trainer.resolve.prompt_format import asking_of, check_markers, checked_name
 from megasharp.trainer.reward_judge import RewardJudge, check_judging, own_rewards, training_items
 
@@ -70,6 +71,7 @@ class Asked:
     prompt: str | None = None
     keep: Keep = "texts"
     keep_mb: int | None = None
+    endpoint: EndpointOptions | None = None
 
 
 def settings(**given: object) -> Settings:
@@ -95,12 +97,8 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
 
     SIGUSR1 ("time is nearly up") ends it with exit code 75; the samples stay for the next start.
     """
-    if asked.source is None:
-        raise UserError(
-            "say what to evaluate: a run, a checkpoint or a Hugging Face folder; or --compare A.json B.json"
-        )
-    source = given_model(str(asked.source))
-    run = config_of(source)
+    source = _checked_source(asked)
+    run = None if source is None else config_of(source)
     if run is not None:
         asked = replace(asked, reward=_read_as(run.reward, asked.reward))
     if asked.prompt is not None:
@@ -110,7 +108,7 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
     longest = None if run is None else run.eval.max_response_tokens or run.data.largest_response
     suites = asked.suites or _suites_of(run, source)
     # Functions are found beside suites of own rows, and where the folder of runs lies.
-    folders = [] if run is None else [place for place in source.resolve().parents[:4] if place.name == "runs"]
+    folders = [place for place in source.resolve().parents[:4] if place.name == "runs"] if run and source else []
     for near in (*filter(Path.is_file, map(Path, suites)), *folders):
         look_beside(near)
     sweep = []
@@ -125,8 +123,10 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
     evaluation: _Evaluation | None = None
     try:
         with save_heard(), interruptible():
-            evaluation = _Evaluation(asked, measured(source), run.data.bos if run else None, say, note)
-            write_like_run(source, evaluation.root)
+            subject = _subject(asked, source, run.data.bos if run else None, note)
+            evaluation = _Evaluation(asked, subject, say, note)
+            if source is not None:
+                write_like_run(source, evaluation.root)
             with held(evaluation.root, "another megasharp eval writes there; give another --out"):
                 evaluation.open_all(sweep)
                 with closing(RewardJudge(asked.reward, tasks, None, note)) as judging, evaluation.engine():
@@ -137,20 +137,66 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
         raise signals.Stopped(stopped.number, _kept(evaluation)) from None
 
 
+def _checked_source(asked: Asked) -> Path | None:
+    """Return the folder to read; None for an endpoint without one. Raises UserError for what does not go together."""
+    if asked.endpoint is None:
+        if asked.source is None:
+            raise UserError(
+                "say what to evaluate: a run, a checkpoint or a Hugging Face folder; --endpoint URL; or --compare "
+                "A.json B.json"
+            )
+        return given_model(str(asked.source))
+    if asked.engines is not None:
+        raise UserError("eval: --endpoint samples by itself; leave out --engines")
+    if (asked.source is None) == (asked.endpoint.style == "tokens"):
+        raise UserError(
+            "eval: with --endpoint, a folder's tokenizer writes the prompts of --endpoint-api tokens; "
+            + ("give the folder" if asked.source is None else "leave the folder out, or say that")
+        )
+    return None if asked.source is None else given_model(str(asked.source))
+
+
+def _subject(asked: Asked, source: Path | None, bos: bool | None, note: Say) -> Subject:
+    tokenizer = model = None
+    if source is not None:
+        model = measured(source)
+        tokenizer = load_tokenizer(model_folder(model.weights).description).with_bos(bos)
+    if asked.endpoint is not None:
+        served = Endpoint(asked.endpoint, note)
+        name = served.place.name
+        return Subject(served.model, None, served.place, name, served.identity, served.engine, tokenizer, served.check)
+    assert model is not None and tokenizer is not None
+    weights = model.weights
+    identity = {
+        "weights": weights_fingerprint(model_folder(weights))[:_DIGEST],
+        "engine": "inprocess" if asked.engines is None else "sglang",
+    }
+
+    def check(suites: Sequence[Suite]) -> None:
+        check_markers("", suites, tokenizer, "eval", "--prompt")
+
+    @contextmanager
+    def engine(logs: Path) -> Iterator[Engine]:
+        with hf_folder(weights) as folder, _engine(folder, asked, logs) as made:
+            yield made
+
+    return Subject(model.label, model.step, model.place, weights.name, identity, engine, tokenizer, check)
+
+
 def _read_as(run: RewardConfig, own: RewardConfig) -> RewardConfig:
     """Return the options of the command line with the run's rule of reading responses, where they do not say one."""
     keys = {"answer_after", "truncated"} - own.model_fields_set
     return own.model_copy(update={key: getattr(run, key) for key in keys})
 
 
-def _suites_of(run: RunConfig | None, source: Path) -> Sequence[str]:
+def _suites_of(run: RunConfig | None, source: Path | None) -> Sequence[str]:
     """Return the suites of a run. Raises UserError, with all names, where there are none."""
     if run is not None and run.eval.suites:
         return run.eval.suites
     none = "is no run, whose eval.suites would be taken" if run is None else "is a run without eval.suites"
     raise UserError(
-        f"{source} {none}: say --suite NAME, or the path of a YAML file with set: NAME, or with path: and the other "
-        f"keys of data for rows of your own; {known_names()}"
+        f"{source or 'an endpoint'} {none}: say --suite NAME, or the path of a YAML file with set: NAME, or with path: "
+        f"and the other keys of data for rows of your own; {known_names()}"
     )
 
 
@@ -197,13 +243,11 @@ def _kept(evaluation: _Evaluation | None) -> str:
 class _Evaluation:
     """One command's evaluations, in order; the engine starts when the first of them needs it."""
 
-    def __init__(self, asked: Asked, model: Measured, bos: bool | None, say: Say, note: Say) -> None:
+    def __init__(self, asked: Asked, subject: Subject, say: Say, note: Say) -> None:
         self._asked = asked
-        self._tokenizer = load_tokenizer(model_folder(model.weights).description).with_bos(bos)
-        self._model = model
+        self._subject = subject
         self._say, self._note = say, note
-        self.root = Path(str(asked.out or Path("evals") / model.place).replace(CHECKPOINT, model.weights.name))
-        self._weights = weights_fingerprint(model_folder(model.weights))[:_DIGEST]
+        self.root = Path(str(asked.out or Path("evals") / subject.place).replace(CHECKPOINT, subject.name))
         bound = EvalConfig().keep_mb if asked.keep_mb is None else asked.keep_mb
         self._keeping = Keeping(self.root, asked.keep, bound)
         self._sampler: _Sampler | None = None
@@ -213,8 +257,7 @@ class _Evaluation:
         """Raise UserError before anything starts: for prompts of other models, or another evaluation's files."""
         for groups in sweep:
             for group in groups:
-                suites = [each.suite for each in group.evaluations]
-                check_markers("", suites, self._tokenizer, "eval", "--prompt")
+                self._subject.check([each.suite for each in group.evaluations])
                 for each in group.evaluations:
                     if self._done(each) is None:
                         self._keeping.open(self._folder(each), self._setting(each))
@@ -222,7 +265,7 @@ class _Evaluation:
     @contextmanager
     def engine(self) -> Iterator[None]:
         """Make an engine available inside the block, and close it at its end."""
-        self._sampler = _Sampler(self._asked, self._model.weights, self.root)
+        self._sampler = _Sampler(self._subject, self.root)
         try:
             yield
         finally:
@@ -257,11 +300,10 @@ class _Evaluation:
         own = own_rewards(self._asked.reward).get(planned.suite.task)
         rule = rule_of(self._asked.reward)
         return {
-            "weights": self._weights,
+            **self._subject.identity,
             "problems": digest_of(planned.suite.items)[:_DIGEST],
             **planned.sampling.identity(),
             "seed": str(planned.seed),
-            "engine": "inprocess" if self._asked.engines is None else "sglang",
             "timeout_s": f"{self._asked.reward.timeout_s:g}",
             **({"reward": ", ".join(f"{each.path} x {each.weight:g}" for each in own.functions)} if own else {}),
             # Results of older releases, which read whole responses, are those of this rule.
@@ -272,8 +314,8 @@ class _Evaluation:
         sampling = planned.sampling
         return EvalSetting(
             planned.suite.name,
-            self._model.label,
-            self._model.step,
+            self._subject.label,
+            self._subject.step,
             sampling.n,
             sampling.ks,
             sampling.temperature,
@@ -326,7 +368,7 @@ class _Evaluation:
         return evaluate(
             engine,
             planned.suite,
-            self._tokenizer,
+            self._subject.tokenizer,
             setting,
             judge=judge,
             store=self.store,
@@ -336,11 +378,10 @@ class _Evaluation:
 
 
 class _Sampler:
-    """The engine with the weights, made at its first use."""
+    """The engine with the model, made at its first use."""
 
-    def __init__(self, asked: Asked, weights: Path, out: Path) -> None:
-        self._asked = asked
-        self._weights = weights
+    def __init__(self, subject: Subject, out: Path) -> None:
+        self._subject = subject
         self._logs = (out / "logs").absolute()
         self._stack = signals.ClosingStack()
         self._made: Engine | None = None
@@ -348,8 +389,7 @@ class _Sampler:
     def get(self) -> Engine:
         """Return it. Raises UserError where it cannot be made."""
         if self._made is None:
-            folder = self._stack.enter_context(hf_folder(self._weights))
-            self._made = self._stack.enter_context(_engine(folder, self._asked, self._logs))
+            self._made = self._stack.enter_context(self._subject.engine(self._logs))
         return self._made
 
     def close(self) -> None:

@@ -15,14 +15,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from megasharp.common.records import Completion, FinishReason, GenerateRequest, SamplingParams
+from megasharp.rollout.endpoint import Style
 from megasharp.rollout.endpoint.server import Failed
 
-Style = Literal["chat", "text", "tokens"]
 Json = Mapping[str, Any]
 
 _ENDS = {
@@ -168,7 +168,7 @@ def _text(choice: Json) -> str:
         return content
     # Cut while it thought: the mark of the end is not there either.
     closed = bool(content) or _ENDS.get(choice["finish_reason"]) is not FinishReason.LENGTH
-    return f"<think>\n{thoughts}" + (f"\n</think>\n\n{content}" if closed else "")
+    return f"<think>{thoughts}" + (f"</think>{content}" if closed else "")
 
 
 def _logp(choice: Json) -> list[float]:

@@ -19,7 +19,8 @@ from threading import Lock, Thread
 
 from megasharp.common.errors import NotSampled, RunFailed, UserError
 from megasharp.common.records import Completion, GenerateRequest, SamplingParams
-from megasharp.rollout.endpoint.dialect import Dialect, Style, completions
+from megasharp.rollout.endpoint import Style
+from megasharp.rollout.endpoint.dialect import Dialect, completions
 from megasharp.rollout.endpoint.server import KEY_VARIABLE, Address, Answer, Call, Failed, Server
 from megasharp.rollout.streaming import Asked, Ended, Stream, answered
 
@@ -140,7 +141,7 @@ class EndpointEngine:
         self._last_answer = time.monotonic()
         self._not_before = 0.0
         self._limited = 0
-        self.filtered = 0
+        self.filtered = self._uncounted = 0
 
     @property
     def version(self) -> int:
@@ -156,6 +157,17 @@ class EndpointEngine:
     def unknown(self) -> Sequence[str]:
         """The fields that the server has refused, by name; they changed nothing that was asked for."""
         return sorted(self._dialect.unknown)
+
+    def remarks(self) -> Iterator[str]:
+        """Yield a line for each thing about the server that a reader of the results should know."""
+        where = self._server.address
+        if self.unknown:
+            seedless = "; samples have no seeds" if "seed" in self.unknown else ""
+            yield f"{where} does not take {', '.join(self.unknown)}, which it was sent no more{seedless}"
+        if self.filtered:
+            yield f"{where}: its content filter cut {self.filtered} samples; they are judged as they stand"
+        if self._uncounted:
+            yield f"{where} does not count tokens: {self._uncounted} samples have a length of 0"
 
     def healthy(self) -> bool:
         """Return True; a server that is down is waited for."""
@@ -249,6 +261,7 @@ class EndpointEngine:
             self._last_answer = time.monotonic()
             self._limited = 0
             self.filtered += sum(bool(one.cause) for one in found)
+            self._uncounted += sum(bool(one.text) and not one.length for one in found)
         return found
 
     def _goes_on(self, answer: Answer, dialect: Dialect, sampling: SamplingParams) -> bool:

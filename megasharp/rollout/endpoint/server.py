@@ -1,7 +1,7 @@
 """HTTP to a server of OpenAI's API: the address that a user gives, the key, and calls that another thread may end.
 
-The key comes from the environment, goes nowhere but into the header of calls to this address, and redirects are not
-followed, so that it reaches no other host. Proxies are those of the environment, but for the loopback.
+The key comes from the environment and is taken out of it. It goes nowhere but into the header of calls to this address;
+redirects are not followed, so that it reaches no other host. Proxies are those of the environment, but for the loopback.
 """
 
 from __future__ import annotations
@@ -134,8 +134,12 @@ class Server:
     """One server: each call has a connection of its own, which is little beside the seconds that a sample takes."""
 
     def __init__(self, address: Address, key: str | None = None) -> None:
+        """Take the key out of the environment, which workers that judge inherit, unless another is given.
+
+        Raises UserError for a key that no header may hold.
+        """
         self.address = address
-        self._key = os.environ.get(KEY_VARIABLE, "").strip() if key is None else key
+        self._key = os.environ.pop(KEY_VARIABLE, "").strip() if key is None else key
         if not self._key.isascii() or not self._key.isprintable():
             raise UserError(f"{KEY_VARIABLE}: the key holds characters that no HTTP header may hold")
 

@@ -14,7 +14,7 @@ from waiting import HANG_S, wait_until
 
 from megasharp.common.errors import RunFailed, UserError
 from megasharp.common.records import Completion, FinishReason, GenerateRequest, SamplingParams
-from megasharp.rollout.endpoint.dialect import Style
+from megasharp.rollout.endpoint import Style
 from megasharp.rollout.endpoint.engine import EndpointEngine, EndpointSettings, Patience, model_of
 from megasharp.rollout.endpoint.server import KEY_VARIABLE, Address, Server
 from tests.unit.rollout.endpoint.standin_server import Json, Script, StandinServer, chat, error, serving
@@ -83,10 +83,10 @@ def test_prompts_as_text_and_as_tokens(style: Style, prompt: object) -> None:
         ({"content": "4"}, "stop", "4"),
         ({"content": None, "refusal": "I cannot."}, "stop", "I cannot."),
         ({"content": [{"type": "text", "text": "4"}]}, "stop", "4"),
-        ({"content": "4", "reasoning_content": "2+2"}, "stop", "<think>\n2+2\n</think>\n\n4"),
-        ({"content": "4", "reasoning": "2+2"}, "stop", "<think>\n2+2\n</think>\n\n4"),
-        ({"content": None, "reasoning_content": "2+"}, "length", "<think>\n2+"),
-        ({"content": "", "reasoning_content": "2+2"}, "stop", "<think>\n2+2\n</think>\n\n"),
+        ({"content": "4", "reasoning_content": "2+2"}, "stop", "<think>2+2</think>4"),
+        ({"content": "4", "reasoning": "2+2"}, "stop", "<think>2+2</think>4"),
+        ({"content": None, "reasoning_content": "2+"}, "length", "<think>2+"),
+        ({"content": "", "reasoning_content": "2+2"}, "stop", "<think>2+2</think>"),
         ({"content": None}, "content_filter", ""),
     ],
 )
