@@ -21,7 +21,7 @@ from megasharp.common.errors import NotSampled, RunFailed, UserError
 from megasharp.common.records import Completion, GenerateRequest, SamplingParams
 from megasharp.rollout.endpoint import Style
 from megasharp.rollout.endpoint.dialect import Dialect, completions
-from megasharp.rollout.endpoint.server import KEY_VARIABLE, Address, Answer, Call, Failed, Server
+from megasharp.rollout.endpoint.server import KEY_VARIABLE, Address, Answer, Call, Failed, Late, Server
 from megasharp.rollout.streaming import Asked, Ended, Stream, answered
 
 # The request is at fault, not the server.
@@ -38,7 +38,7 @@ _REMEDY = "what was sampled is kept, and the same command goes on"
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """`failures` of one request after which it is given up; the first of the waits, which double; one call's limit."""
+    """`failures` of one call after which it is given up, or two that took all of `limit_s`; the waits, which double."""
 
     failures: int = 8
     first_wait_s: float = 1.0
@@ -236,10 +236,11 @@ class EndpointEngine:
 
     def _sampled(self, job: _Job, start: int) -> list[Completion]:
         seeds = job.request.seeds[start : start + self._settings.samples_per_call]
-        call, began, failures = job.calls[start], time.monotonic(), 0
+        call, began, tries, spent = job.calls[start], time.monotonic(), 0, 0
+        most = self._settings.patience.failures
         while True:
             self._wait(call, self._not_before - time.monotonic())
-            dialect = self._dialect
+            dialect, late = self._dialect, False
             try:
                 body = dialect.body(self._settings.model, job.request, job.sampling, seeds)
                 answer = self._server.ask(dialect.path, body, self._settings.patience.limit_s, call)
@@ -250,11 +251,13 @@ class EndpointEngine:
                     continue
                 reason, wait_s = f"status {answer.status}: {answer.message}", answer.retry_after_s
             except Failed as error:
-                reason, wait_s = str(error), None
-            failures += 1
-            if failures >= self._settings.patience.failures:
-                raise self._given_up(reason, failures, began)
-            self._wait(call, wait_s if wait_s is not None else self._pause(failures))
+                reason, wait_s, late = str(error), None, isinstance(error, Late)
+            tries += 1
+            # A limit is long: twice is enough.
+            spent += most // 2 if late else 1
+            if spent >= most:
+                raise self._given_up(reason, tries, began)
+            self._wait(call, wait_s if wait_s is not None else self._pause(tries))
 
     def _taken(self, found: list[Completion]) -> list[Completion]:
         with self._lock:
@@ -318,8 +321,8 @@ class EndpointEngine:
         if call.ended.wait(max(0.0, seconds)):
             raise NotSampled("ended")
 
-    def _given_up(self, reason: str, failures: int, began: float) -> Exception:
-        tried = f"{failures} tries failed, the last: {reason}"
+    def _given_up(self, reason: str, tries: int, began: float) -> Exception:
+        tried = f"{tries} tries failed, the last: {reason}"
         if self._last_answer > began:
             return NotSampled(tried)
         return RunFailed(f"{self._server.address}: {tried}; nothing else was answered meanwhile; {_REMEDY}")

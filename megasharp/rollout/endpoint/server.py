@@ -1,7 +1,8 @@
 """HTTP to a server of OpenAI's API: the address that a user gives, the key, and calls that another thread may end.
 
-The key comes from the environment and is taken out of it. It goes nowhere but into the header of calls to this address;
-redirects are not followed, so that it reaches no other host. Proxies are those of the environment, but for the loopback.
+The key comes from the environment and is taken out of it. It goes nowhere but into the header of calls to this address:
+redirects are not followed, and it is cut out of what a server says of an error. Proxies are those of the environment,
+but for the loopback.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ _PORTS = {"http": 80, "https": 443}
 
 class Failed(Exception):
     """The server cannot be reached, hung up, was late, or sent half an answer: asking again may help."""
+
+
+class Late(Failed):
+    """The server has not answered within the time limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,15 +168,17 @@ class Server:
             data = None if body is None else json.dumps(body).encode()
             connection.request("GET" if data is None else "POST", target, data, self._headers())
             response = connection.getresponse()
-            text = _read(response, connection, deadline)
+            text = _read(response, connection, deadline).decode("utf-8", "replace")
+            if self._key and response.status >= 300:
+                text = text.replace(self._key, "[the key]")
             return Answer(
                 response.status,
-                text.decode("utf-8", "replace"),
+                text,
                 _seconds(response.headers.get("Retry-After")),
                 response.headers.get("Location", ""),
             )
         except TimeoutError as error:
-            raise Failed(f"no answer within {limit_s:g} s") from error
+            raise Late(f"no answer within {limit_s:g} s") from error
         except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
             # The last two: http.client meets a socket that another thread has ended.
             raise Failed(f"{type(error).__name__}: {one_line(error)}") from error

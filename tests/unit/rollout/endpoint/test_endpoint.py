@@ -159,7 +159,7 @@ def test_a_limit_by_its_newer_name() -> None:
             "top_k: Extra inputs are not permitted",
             "sampled none of 1 prompts; the first: the server refuses it: top_k",
         ),
-        (401, "bad key", f"bad key .the key in {KEY_VARIABLE}"),
+        (401, "bad key k3y", f"bad key .the key. .the key in {KEY_VARIABLE}"),
         (404, "no model tiny", "status 404: no model tiny"),
         (402, "pay first", "pay first"),
         (429, "insufficient_quota: you have no credit", "no credit"),
@@ -192,6 +192,15 @@ def test_a_server_that_answers_nothing_ends_the_evaluation() -> None:
         pytest.raises(RunFailed, match="4 tries failed, the last: status 502: bad gateway; nothing else was"),
     ):
         engine.generate([ASKED], PLAIN)
+
+
+def test_a_server_that_hangs_is_tried_twice() -> None:
+    hasty = Patience(failures=8, first_wait_s=1e-4, limit_s=0.05)
+    with engine_at(lambda body, _: chat(body), patience=hasty) as (engine, server):
+        server.hold.clear()
+        with pytest.raises(RunFailed, match=r"2 tries failed, the last: no answer within 0\.05 s"):
+            engine.generate([ASKED], PLAIN)
+        server.hold.set()
 
 
 def test_a_wait_until_tomorrow_is_not_waited_for() -> None:
