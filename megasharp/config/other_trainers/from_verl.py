@@ -287,6 +287,7 @@ def _schedules(t: Translation) -> None:
     if not t.take(f"{validation}.do_sample"):
         temperature = 0.0
     t.ours |= {"eval.temperature": float(temperature or 0.0), "eval.n": samples, "eval.k": ks(samples)}
+    t.ours["eval.top_k"] = max(0, int(t.take(f"{validation}.top_k") or 0))
     trackers(t, "trainer.logger", "trainer.project_name", ("console", "file"))
     t.without_use("responses are always recorded", "trainer.rollout_data_dir")
 
