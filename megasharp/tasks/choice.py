@@ -24,6 +24,7 @@ from megasharp.tasks.extraction import (
     absent,
     check_names,
     name_of,
+    own_part,
     read_objects,
     short,
     text_field,
@@ -32,6 +33,7 @@ from megasharp.tasks.extraction import (
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.labels import chosen_label
 from megasharp.tasks.prompts import boxed_prompt
+from megasharp.tasks.retraction import TAKEN_BACK, withdrawn
 
 _NO_OPTION = "N/A"
 
@@ -181,12 +183,15 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
     r"""Judge the label that a response chooses. The canonical answer is the label. Rewards are 1.0 or 0.0.
 
     FORMAT: none of the problem's labels is chosen, or several are (`labels.py`). A box, where there is one, is the
-    answer, even where the rest of the response says another.
+    answer, even where the rest of the response says another. Wrong without a canonical answer: one taken back.
 
     Example: `verify(r"... \boxed{\text{(B)}}", ChoiceAnswer("B", ("A", "B", "C", "D")))` is
     `Verdict(Outcome.CORRECT, 1.0, "B", "")`.
     """
     assert isinstance(answer, ChoiceAnswer)
+    text = own_part(text)
+    if withdrawn(text):
+        return Verdict(Outcome.WRONG, 0.0, None, TAKEN_BACK)
     chosen = chosen_label(text, answer.options)
     if chosen is None:
         return Verdict(Outcome.FORMAT, 0.0, None, f"none of the labels {', '.join(answer.labels)} is chosen")

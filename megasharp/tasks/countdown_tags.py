@@ -28,6 +28,7 @@ from megasharp.tasks.arithmetic import MAX_CHARACTERS
 from megasharp.tasks.extraction import check_names, last_tag, name_of, positive_field, positives_field, read_objects
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.prompts import TEMPLATES
+from megasharp.tasks.retraction import TAKEN_BACK, withdrawn
 from megasharp.tasks.wording import undressed
 
 
@@ -118,6 +119,8 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
     expression = last_tag(text)
     if expression is None:
         return Verdict(Outcome.FORMAT, 0.0, None, "no answer tags")
+    if withdrawn(text):
+        return Verdict(Outcome.WRONG, answer.tags_reward, None, TAKEN_BACK)
     expression, said = _sides(spelled(expression))
     problem = countdown.CountdownAnswer(answer.numbers, answer.target)
     verdict = countdown.verify_expression(expression, problem, signed=True)

@@ -27,6 +27,7 @@ from megasharp.tasks.extraction import Fields, check_names, last_box, last_tag, 
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.knights_reading import UnreadableError, assignment, key
 from megasharp.tasks.prompts import TEMPLATES
+from megasharp.tasks.retraction import TAKEN_BACK, withdrawn
 
 NAMES = (
     "Alice", "Boris", "Clara", "David", "Elena", "Felix", "Grace", "Henry", "Irene", "Jacob", "Karen", "Louis",
@@ -245,7 +246,8 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
     """Judge who is said to be what. The canonical answer is sorted by name. Rewards are 1.0 or 0.0.
 
     FORMAT: no tags and no box; a part that is no statement (`knights_reading.py`); a name that the puzzle does not
-    have, or one that is left out; two statements of one name that conflict.
+    have, or one that is left out; two statements of one name that conflict. Wrong without a canonical answer: one
+    that is taken back.
 
     Example: `verify("<answer>Oliver is a knave, and Zoey is a knight.</answer>", KnightsAnswer((("Zoey", True),
     ("Oliver", False))))` is `Verdict(Outcome.CORRECT, 1.0, "oliver=knave zoey=knight", "")`.
@@ -255,6 +257,8 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
     given = last_box(text) if given is None else given
     if given is None or len(given) > MAX_LENGTH:
         return Verdict(Outcome.FORMAT, 0.0, None, "no answer tags and no box, or too long a text in them")
+    if withdrawn(text):
+        return Verdict(Outcome.WRONG, 0.0, None, TAKEN_BACK)
     names = [name for name, _ in answer.knights]
     try:
         said = assignment(given, names, answer.truthful, answer.lying)

@@ -35,6 +35,7 @@ from megasharp.tasks.math_stated import Commitment, commitment
 from megasharp.tasks.math_text import fraction_of, in_base, is_row, is_words, plain, same_text, without_spaces, words
 from megasharp.tasks.math_units import without_unit
 from megasharp.tasks.prompts import boxed_prompt
+from megasharp.tasks.retraction import TAKEN_BACK
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
     if found is None:
         return Verdict(Outcome.FORMAT, 0.0, None, "an empty box" if last_box(text) == "" else "no answer")
     if found.taken_back:
-        return Verdict(Outcome.WRONG, 0.0, None, "the answer is taken back")
+        return Verdict(Outcome.WRONG, 0.0, None, TAKEN_BACK)
     known = as_latex(answer.gold)
     known = last_box(known) or known
     gold = plain(known)

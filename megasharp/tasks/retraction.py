@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import re
 
+from megasharp.tasks.extraction import boxes, ending, statements
+
 # So much of the end is read: a retraction is one of the last things said.
 _LONGEST = 2_000
+_TAG_ENDS = "</answer>"
 
 _ANSWER = r"(?:the|my|this|that) (?:\w+ )?(?:answer|result|value|box|solution|calculation|conclusion)(?: \w+){0,3}?"
 _THAT = rf"(?:that|this|it|{_ANSWER})"
@@ -23,7 +26,7 @@ _TAKEN = re.compile(
     r"(?!\s+(?:to|for|that|if|when|in|of|unless|under|with|only)\b)"
     rf"|\b{_THAT} (?:cannot|can't|can not) be (?:right|correct|true)\b"
     r"|\bI (?:have )?made (?:a|an|some|the)(?: \w+)? (?:mistake|error)|\bthere must be (?:an error|a mistake)\b"
-    r"|\bI give up\b|\b(?:strike|scratch) that\b"
+    r"|\bactually,? no\b|\bI give up\b|\b(?:strike|scratch) that\b"
     r"|\b(?:disregard|ignore) (?:that|this|it|my|the (?:box|answer|above|result))"
     r"|\bI (?:take|have to take|must take) (?:that|this|it) back\b|\bI (?:withdraw|retract)\b"
     r"|\bI (?:have|can give|can offer) no (?:final )?answer\b|\bI (?:change|must change|have to correct) (?:my|the) "
@@ -50,6 +53,21 @@ _NOT_MEANT = re.compile(
     r"|\w+ \w+ \w+,? but (?:this|that|it)\b",
     re.IGNORECASE,
 )
+
+
+TAKEN_BACK = "the answer is taken back"
+
+
+def withdrawn(text: str) -> bool:
+    """Return True where a response takes its answer back behind its last box and tags, or else its last statement.
+
+    Example: `withdrawn(r"\\boxed{C}. Wait, that is not right. I give up.")` is True.
+    """
+    text = ending(text)
+    tagged = text.rfind(_TAG_ENDS)
+    ends = [box.end for box in boxes(text)[-1:]] + [tagged + len(_TAG_ENDS)] * (tagged >= 0)
+    ends = ends or [start for _, start in statements(text)[-1:]]
+    return bool(ends) and taken_back(text[max(ends) :])
 
 
 def taken_back(after: str) -> bool:

@@ -27,12 +27,14 @@ from megasharp.tasks.extraction import (
     last_stated,
     name_of,
     number_field,
+    own_part,
     read_objects,
     text_field,
 )
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.labels import chosen_label
 from megasharp.tasks.prompts import boxed_prompt
+from megasharp.tasks.retraction import TAKEN_BACK, withdrawn
 from megasharp.tasks.wording import undressed
 
 
@@ -93,11 +95,15 @@ def answer_to(question: str, target: str) -> ShortAnswer:
 def verify(text: str, answer: TaskAnswer) -> Verdict:
     """Judge the last box of a response, or what follows its last "answer is". Rewards are 1.0 or 0.0.
 
-    FORMAT: neither, or nothing in it. The canonical answer is the text without what does not count.
+    FORMAT: neither, or nothing in it. Wrong without a canonical answer: one taken back. The canonical answer is the
+    text without what does not count.
 
     Example: `verify("So the answer is valid.", ShortAnswer("valid"))` is `Verdict(Outcome.CORRECT, 1.0, "valid", "")`.
     """
     assert isinstance(answer, ShortAnswer)
+    text = own_part(text)
+    if withdrawn(text):
+        return Verdict(Outcome.WRONG, 0.0, None, TAKEN_BACK)
     target = bare(answer.target)
     choice = _CHOICE.fullmatch(answer.target.strip())
     label = chosen_label(text, dict(answer.options) or dict.fromkeys(ascii_uppercase, "")) if choice else None

@@ -6,8 +6,16 @@ import time
 
 from cases import each_case
 
+from megasharp.common.records import Outcome, TaskAnswer
+from megasharp.tasks.choice import ChoiceAnswer
+from megasharp.tasks.countdown_tags import TaggedCountdownAnswer
 from megasharp.tasks.extraction import MAX_CHARACTERS, last_box, last_stated, last_tag, own_part
+from megasharp.tasks.judge import ItemVerifier
+from megasharp.tasks.knights import KnightsAnswer
+from megasharp.tasks.math import MathAnswer
 from megasharp.tasks.retraction import taken_back
+from megasharp.tasks.short_answer import ShortAnswer
+from megasharp.tasks.table import make_verifiers
 
 
 @each_case(
@@ -172,3 +180,21 @@ def test_megabytes_are_searched_at_once(sign: str) -> None:
 def test_only_the_end_is_searched() -> None:
     assert last_box(r"\boxed{1}" + " " * MAX_CHARACTERS) is None
     assert last_box(" " * MAX_CHARACTERS + r"\boxed{1}") == "1"
+
+
+@each_case(
+    ("task", "text", "answer"),
+    [
+        ("choice", "\\boxed{C}", ChoiceAnswer("C", ("B", "C"))),
+        ("short_answer", "So the answer is valid.", ShortAnswer("valid")),
+        ("knights", "<answer>Zoey is a knight</answer>", KnightsAnswer((("Zoey", True),))),
+        ("countdown_3to4", "<answer>3*8</answer>", TaggedCountdownAnswer((3, 8), 24)),
+        ("math", "\\boxed{24}", MathAnswer("24")),
+    ],
+)
+def test_no_verifier_counts_an_answer_that_is_taken_back(task: str, text: str, answer: TaskAnswer) -> None:
+    judge = make_verifiers()[task]
+    assert not isinstance(judge, ItemVerifier)
+    assert judge(f"{text} Let me verify: yes.", answer).outcome is Outcome.CORRECT
+    taken = judge(f"{text} Wait, that is wrong. I give up.", answer)
+    assert (taken.outcome, taken.detail) == (Outcome.WRONG, "the answer is taken back")
