@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from megasharp.common import output
+from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import collect_as_usual, note, status
 from megasharp.common.formats import Keep
 from megasharp.rollout.endpoint import Style
@@ -208,10 +209,19 @@ def evaluate(
         ),
     ] = None,
     problems: Annotated[
-        bool, typer.Option("--problems", help="With --compare: name the problems.", rich_help_panel=COMPARE)
+        bool,
+        typer.Option("--problems", help="With --compare or --rejudge: name the problems.", rich_help_panel=COMPARE),
     ] = False,
+    rejudge: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Judge the stored samples of an evaluation again, without its model; FOLDER has its results.",
+            rich_help_panel=JUDGING,
+        ),
+    ] = None,
 ) -> None:
-    """Evaluate a model on suites: pass@k, maj@k and entropies with intervals. Or compare results.
+    """Evaluate a model on suites: pass@k, maj@k and entropies with intervals. Compare results, or judge again.
 
     An evaluation that was cut off goes on where it stopped. Exit code 75: SIGUSR1 came; what was sampled is kept.
     """
@@ -223,7 +233,7 @@ def evaluate(
         compare_results(source, compare or [], beside or [], k, problems, typer.echo)
         return
     output.outlive()
-    status(f"loading PyTorch, then reading {source or engines or endpoint or 'the options'}")
+    status(f"loading PyTorch, then reading {source or rejudge or engines or endpoint or 'the options'}")
     from megasharp.config.core import validate
     from megasharp.config.data import RewardConfig
     from megasharp.trainer.eval_endpoint import EndpointOptions
@@ -267,4 +277,11 @@ def evaluate(
         keep_mb,
         served,
     )
-    evaluate_source(asked, typer.echo, note)
+    if rejudge is None:
+        evaluate_source(asked, typer.echo, note)
+        return
+    if source is not None:
+        raise UserError(f"{source}: --rejudge takes a folder of results and no model; leave this out")
+    from megasharp.trainer.rejudging import rejudge as rejudge_folder
+
+    rejudge_folder(rejudge, asked, problems, typer.echo, note)

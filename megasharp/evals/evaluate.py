@@ -127,7 +127,13 @@ class _Verification:
         sampled = [completion.tokens.tolist() for completion in completions]
         texts = [self._text(*pair) for pair in zip(completions, sampled, strict=True)]
         items = [
-            self._item(one.number, text, tokens)
+            Item.of(
+                self.suite.items[one.number],
+                self.suite.task,
+                text,
+                tokens=tokens,
+                in_thinking=opens_thinking(self.prompts[one.number].text),
+            )
             for (one, _, _), text, tokens in zip(places, texts, sampled, strict=True)
         ]
         verdicts = judged(self.judge, completions, items)
@@ -141,19 +147,6 @@ class _Verification:
         if completion.text is not None:
             return self.sampling.text(completion.text)
         return self.sampling.text("" if self.tokenizer is None else self.tokenizer.decode(tokens))
-
-    def _item(self, number: int, text: str, tokens: Sequence[int]) -> Item:
-        item = self.suite.items[number]
-        return Item(
-            self.suite.task,
-            text,
-            item.answer,
-            item.question or item.text,
-            item.messages,
-            item.row,
-            tokens,
-            in_thinking=opens_thinking(self.prompts[number].text),
-        )
 
     def _sample(
         self,

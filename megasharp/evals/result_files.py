@@ -125,6 +125,15 @@ def load_figures(path: Path) -> EvalResult:
         raise UserError(f"{path}: not the JSON file of an evaluation ({one_line(error)})") from error
 
 
+def suites_of_group(path: Path) -> list[str]:
+    """Return the suites of the group whose table `path` is; none for another file."""
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        return list(tree["suites"]) if "group" in tree else []
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+
+
 def stored_figures(path: Path) -> dict[str, float]:
     """Read the metrics of a result that `save` wrote as `path`, bit for bit those of the result itself."""
     return load_figures(path).figures()

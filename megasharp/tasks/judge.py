@@ -83,6 +83,12 @@ class Item:
     truncated: bool = False
     in_thinking: bool = False
 
+    @classmethod
+    def of(cls, problem: TaskItem, task: str, text: str, **rest: Any) -> Item:
+        """Make the item of a response to a problem, judged by the verifier of `task`; `rest` are further fields."""
+        prompt = problem.question or problem.text
+        return cls(task, text, problem.answer, prompt, problem.messages, problem.row, **rest)
+
 
 class ItemVerifier(ABC):
     """A verifier of whole items, of several in one call: a user's own reward."""

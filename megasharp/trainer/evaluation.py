@@ -100,7 +100,7 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
     source = _checked_source(asked)
     run = None if source is None else config_of(source)
     if run is not None:
-        asked = replace(asked, reward=_read_as(run.reward, asked.reward))
+        asked = replace(asked, reward=read_as(run.reward, asked.reward))
     if asked.prompt is not None:
         asking = Asking(checked_name(asked.prompt), first=True)
     else:
@@ -115,7 +115,7 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
     for temperature in asked.temperatures or [None]:
         changed = {} if temperature is None else {"temperature": temperature}
         sweep.append(plan_suites(suites, asked.settings.model_copy(update=changed), asked.seed, asking, longest))
-    asked, sweep = _judged_by_functions(asked, sweep, run)
+    asked, sweep = judged_by_functions(asked, sweep, run)
     tasks = {each.suite.task for groups in sweep for group in groups for each in group.evaluations}
     check_judging(asked.reward, tasks, "eval")
     for line in _ours(sweep[0]):
@@ -183,7 +183,7 @@ def _subject(asked: Asked, source: Path | None, bos: bool | None, note: Say) -> 
     return Subject(model.label, model.step, model.place, weights.name, identity, engine, tokenizer, check)
 
 
-def _read_as(run: RewardConfig, own: RewardConfig) -> RewardConfig:
+def read_as(run: RewardConfig, own: RewardConfig) -> RewardConfig:
     """Return the options of the command line with the run's rule of reading responses, where they do not say one."""
     keys = {"answer_after", "truncated"} - own.model_fields_set
     return own.model_copy(update={key: getattr(run, key) for key in keys})
@@ -200,7 +200,7 @@ def _suites_of(run: RunConfig | None, source: Path | None) -> Sequence[str]:
     )
 
 
-def _judged_by_functions(
+def judged_by_functions(
     asked: Asked, sweep: list[list[PlannedGroup]], run: RunConfig | None
 ) -> tuple[Asked, list[list[PlannedGroup]]]:
     """Give all suites to the functions that are asked for; without such, those of own rows to the run's functions.
@@ -225,6 +225,18 @@ def _judged_by_functions(
         # An unused function would start workers.
         asked = replace(asked, reward=asked.reward.model_copy(update={"function": None, "functions": []}))
     return asked, found
+
+
+def judging_identity(reward: RewardConfig, suite: Suite) -> dict[str, str]:
+    """Return the part of an evaluation's identity that says by which answers and by whom it is judged."""
+    own, rule = own_rewards(reward).get(suite.task), rule_of(reward)
+    return {
+        "problems": digest_of(suite.items)[:_DIGEST],
+        "timeout_s": f"{reward.timeout_s:g}",
+        **({"reward": ", ".join(f"{each.path} x {each.weight:g}" for each in own.functions)} if own else {}),
+        # Results of older releases, which read whole responses, are those of this rule.
+        **({} if own or rule == WHOLE else {"answers": rule.in_words}),
+    }
 
 
 def _ours(groups: Sequence[PlannedGroup]) -> Iterator[str]:
@@ -297,17 +309,11 @@ class _Evaluation:
         return self.root / f"temperature_{short if float(short) == temperature else temperature}"
 
     def _identity(self, planned: Planned) -> dict[str, str]:
-        own = own_rewards(self._asked.reward).get(planned.suite.task)
-        rule = rule_of(self._asked.reward)
         return {
             **self._subject.identity,
-            "problems": digest_of(planned.suite.items)[:_DIGEST],
             **planned.sampling.identity(),
             "seed": str(planned.seed),
-            "timeout_s": f"{self._asked.reward.timeout_s:g}",
-            **({"reward": ", ".join(f"{each.path} x {each.weight:g}" for each in own.functions)} if own else {}),
-            # Results of older releases, which read whole responses, are those of this rule.
-            **({} if own or rule == WHOLE else {"answers": rule.in_words}),
+            **judging_identity(self._asked.reward, planned.suite),
         }
 
     def _setting(self, planned: Planned) -> EvalSetting:

@@ -1,0 +1,119 @@
+"""Stored samples judged again, with no model, and two judgings of the same samples side by side.
+
+It is for a verifier that was mended, known answers that were corrected, and rewards that did not exist when the samples
+were drawn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, zip_longest
+from pathlib import Path
+
+from megasharp.common.errors import UserError
+from megasharp.common.records import FinishReason, Outcome, Verdict
+from megasharp.evals.stored_samples import SamplesInfo, StoredSample, read_samples
+from megasharp.tasks.judge import Item, Judge, TaskItem
+
+# Responses that a judge gets at once: enough for all of its workers, few enough that their texts stay small.
+_AT_ONCE = 1024
+# Of an identity, what says how samples were judged, by which answers too; all else says what they are.
+JUDGING = ("reward", "timeout_s", "answers", "problems", "judged")
+
+
+def judge_again(
+    samples: Iterable[StoredSample], problems: Mapping[str, TaskItem], task: str, judge: Judge
+) -> Iterator[list[StoredSample]]:
+    """Yield samples, some at a time and in their order, with verdicts of `judge` by the problems' ids.
+
+    A response that an engine aborted keeps its verdict. Raises UserError for a sample without its text, or of a problem
+    that is not there.
+    """
+    rest = iter(samples)
+    while some := list(islice(rest, _AT_ONCE)):
+        whole = [sample for sample in some if sample.finish is not FinishReason.ABORT]
+        start = time.perf_counter()
+        verdicts = iter(judge.verdicts([_item(sample, problems, task) for sample in whole]))
+        seconds = (time.perf_counter() - start) / max(1, len(whole))
+        yield [
+            sample if sample.finish is FinishReason.ABORT else _judged(sample, next(verdicts), seconds)
+            for sample in some
+        ]
+
+
+def _judged(sample: StoredSample, verdict: Verdict, seconds: float) -> StoredSample:
+    return replace(
+        sample,
+        outcome=verdict.outcome,
+        reward=verdict.reward,
+        answer=verdict.canonical_answer,
+        detail=verdict.detail,
+        judged_s=seconds,
+    )
+
+
+def _item(sample: StoredSample, problems: Mapping[str, TaskItem], task: str) -> Item:
+    problem = problems.get(sample.problem)
+    if problem is None:
+        raise UserError(
+            f"problem {sample.problem} has samples, but the suite does not have it now; give its own --suite"
+        )
+    if sample.text is None:
+        raise UserError(
+            f"problem {sample.problem}, sample {sample.index}: its text was not kept; "
+            "evaluate with --keep texts, and a --keep-mb that all have room in"
+        )
+    return Item.of(
+        problem,
+        task,
+        sample.text,
+        tokens=sample.token_ids or (),
+        truncated=sample.finish is FinishReason.LENGTH,
+        in_thinking=sample.in_thinking,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """A sample that exactly one of two judgings calls correct."""
+
+    before: StoredSample
+    after: StoredSample
+
+
+@dataclass(frozen=True, slots=True)
+class Flips:
+    """Two judgings of the same samples: how often each pair of outcomes occurs, and the flips."""
+
+    samples: int
+    outcomes: Mapping[tuple[Outcome, Outcome], int]
+    flips: Sequence[Flip]
+
+
+def same_samples(one: SamplesInfo | None, other: SamplesInfo | None) -> bool:
+    """Return whether two folders hold the same samples of a suite, however each was judged."""
+    if one is None or other is None or one.suite != other.suite:
+        return False
+    return _drawn(one) == _drawn(other)
+
+
+def _drawn(info: SamplesInfo) -> dict[str, str]:
+    return {name: value for name, value in info.identity.items() if name not in JUDGING}
+
+
+def find_flips(before: Path, after: Path, suite: str) -> Flips:
+    """Compare the judgings in two evaluations' folders. Raises UserError where they are not of the same samples."""
+    outcomes: Counter[tuple[Outcome, Outcome]] = Counter()
+    found: list[Flip] = []
+    first, second = read_samples(before, suite, texts=False), read_samples(after, suite, texts=False)
+    for one, other in zip_longest(first, second):
+        if one is None or other is None or (one.key, one.seed, one.tokens) != (other.key, other.seed, other.tokens):
+            at = one or other
+            raise UserError(f"{before} and {after}: not the same samples of {suite}, from problem {at.problem} on")
+        outcomes[one.outcome, other.outcome] += 1
+        if (one.outcome is Outcome.CORRECT) != (other.outcome is Outcome.CORRECT):
+            found.append(Flip(one, other))
+    return Flips(outcomes.total(), outcomes, found)

@@ -1,0 +1,171 @@
+"""`megasharp eval --rejudge`: the stored samples of an evaluation, judged again without their model.
+
+The problems are read as an evaluation reads them, so that corrected answers count too. The judgement is an evaluation's
+folder of its own: results, tables, and samples without their texts, which `--compare` sets beside the first one's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from megasharp.checkpoint.run_folder import write_like_run
+from megasharp.common.errors import UserError
+from megasharp.common.exit_codes import Say
+from megasharp.common.files import held
+from megasharp.common.signals import interruptible
+from megasharp.evals.evaluate import WITH_MEMORY
+from megasharp.evals.groups import plan_suites
+from megasharp.evals.rejudge import JUDGING, Flips, find_flips, judge_again
+from megasharp.evals.result import EvalResult, EvalSetting, summarize
+from megasharp.evals.result_files import load_result, result_lines, save, suites_of_group
+from megasharp.evals.sample_store import SampleStore
+from megasharp.evals.samples import SuiteCounts
+from megasharp.evals.stored_samples import (
+    SamplesInfo,
+    StoredSample,
+    read_samples,
+    samples_info,
+    suites_with_samples,
+)
+from megasharp.evals.suites import Asking, Suite
+from megasharp.tasks.judge import Judge
+from megasharp.tasks.reward_import import look_beside
+from megasharp.trainer.eval_source import config_of
+from megasharp.trainer.evaluation import Asked, judged_by_functions, judging_identity, read_as
+from megasharp.trainer.resolve.prompt_format import asking_of, checked_name
+from megasharp.trainer.reward_judge import RewardJudge, check_judging
+
+_FOLDER = "rejudged"
+
+
+def rejudge(folder: Path, asked: Asked, named: bool, say: Say, note: Say) -> None:
+    """Judge all suites of an evaluation's folder again, or those that are asked for, and print results and flips.
+
+    With `named`, every sample that flips has a line. Raises UserError in one line, in particular where texts were not
+    kept or a suite cannot be found.
+    """
+    there = {name: name.removesuffix(WITH_MEMORY) for name in suites_with_samples(folder)}
+    if not there:
+        raise UserError(
+            f"{folder}: no samples here; give the folder of an evaluation's results, which has a folder samples unless "
+            "it was evaluated with --keep none"
+        )
+    asked, suites = _suites(folder, asked, sorted(set(there.values())))
+    out = asked.out or _unused(folder)
+    chosen = [_Judgement(folder, out, name, suites[base], asked) for name, base in there.items() if base in suites]
+    check_judging(asked.reward, {each.suite.task for each in chosen}, "eval")
+    with interruptible(), held(out, "another megasharp eval writes there; give another --out"):
+        write_like_run(out)
+        with closing(RewardJudge(asked.reward, {each.suite.task for each in chosen}, None, note)) as judging:
+            for each in chosen:
+                if each.differs():
+                    note(f"{each.name}: the problems, their answers or prompts are others than those that were sampled")
+                for line in result_lines(each.result(judging.judge)):
+                    say(line)
+                for line in flip_lines(find_flips(folder, out, each.name), named):
+                    say(line)
+                say(f"wrote {out / each.name}.json")
+
+
+def _suites(folder: Path, asked: Asked, there: list[str]) -> tuple[Asked, dict[str, Suite]]:
+    """Load the suites that samples are of, by their names, and give them to functions as an evaluation would."""
+    run = config_of(folder.resolve().parent.parent)
+    if asked.prompt is not None:
+        asking = Asking(checked_name(asked.prompt), first=True)
+    else:
+        asking = Asking() if run is None else asking_of(run)
+    names = list(asked.suites) or _groups(folder, there)
+    for near in (*filter(Path.is_file, map(Path, names)), folder):
+        look_beside(near)
+    planned = plan_suites(names, asked.settings, asked.seed, asking)
+    if run is not None:
+        asked = replace(asked, reward=read_as(run.reward, asked.reward))
+    asked, (planned,) = judged_by_functions(asked, [planned], run)
+    found = {each.suite.name: each.suite for group in planned for each in group.evaluations}
+    if unknown := [name for name in found if name not in there]:
+        raise UserError(f"{folder}: no samples of {', '.join(unknown)}; there are samples of {', '.join(there)}")
+    return asked, found
+
+
+def _groups(folder: Path, there: list[str]) -> list[str]:
+    """Return the groups that a folder has a table of, and the suites that belong to none of them."""
+    groups = {path.stem: suites_of_group(path) for path in sorted(folder.glob("*.json"))}
+    members = {name for suites in groups.values() for name in suites}
+    return [*(name for name, suites in groups.items() if suites), *(name for name in there if name not in members)]
+
+
+def _unused(folder: Path) -> Path:
+    """Return a folder in `folder` that no earlier judgement has."""
+    names = (f"{_FOLDER}_{number}" if number > 1 else _FOLDER for number in count(1))
+    return next(folder / name for name in names if not (folder / name).exists())
+
+
+@dataclass(frozen=True, slots=True)
+class _Judgement:
+    """One suite's samples in `folder`, judged again in `out`."""
+
+    folder: Path
+    out: Path
+    name: str
+    suite: Suite
+    asked: Asked
+
+    def result(self, judge: Judge) -> EvalResult:
+        """Judge, store and count all samples, and write the result."""
+        before = load_result(self.folder / f"{self.name}.json")
+        info = samples_info(self.folder, self.name)
+        assert info is not None
+        setting = self._setting(info)
+        problems = {item.id: item for item in self.suite.items}
+        rows = [problems[row.id] for row in before.rows if row.id in problems]
+        counts = SuiteCounts(rows, before.n, before.greedy_accuracy is not None)
+        told = SamplesInfo(self.name, info.setting, setting.identity, "answers")
+        store = SampleStore(self.out, told)
+        start = perf_counter()
+        for some in judge_again(read_samples(self.folder, self.name), problems, self.suite.task, judge):
+            store.add(some)
+            for sample in some:
+                counts.add(sample)
+        result = summarize(counts.rows(), setting, perf_counter() - start)
+        save(result, self.out)
+        store.finish()
+        return result
+
+    def _setting(self, info: SamplesInfo) -> EvalSetting:
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in info.setting.items()
+        }
+        return EvalSetting(self.name, identity=self._identity(info), **values)
+
+    def _identity(self, info: SamplesInfo) -> dict[str, str]:
+        """Return that of the samples, with this judgement's in place of what said how they were judged."""
+        drawn = {name: value for name, value in info.identity.items() if name not in JUDGING}
+        return drawn | judging_identity(self.asked.reward, self.suite) | {"judged": "again"}
+
+    def differs(self) -> bool:
+        """Return whether the problems, their answers or prompts are others than those that were sampled."""
+        info = samples_info(self.folder, self.name)
+        found = None if info is None else info.identity.get("problems")
+        return found is not None and found != judging_identity(self.asked.reward, self.suite)["problems"]
+
+
+def flip_lines(found: Flips, named: bool) -> Iterator[str]:
+    """The outcomes that changed, how often each, and with `named` every sample that flips."""
+    yield f"{len(found.flips):,} of {found.samples:,} samples flip between correct and not"
+    changed = [(pair, number) for pair, number in found.outcomes.items() if pair[0] is not pair[1]]
+    for pair, number in sorted(changed, key=lambda each: -each[1]):
+        yield f"  {pair[0]} -> {pair[1]}  {number:,}"
+    for flip in found.flips if named else ():
+        one, other = flip.before, flip.after
+        which = "greedy" if one.greedy else f"sample {one.index}"
+        yield f"    {one.problem} {which}: {one.outcome} {_said(one)} -> {other.outcome} {_said(other)}"
+
+
+def _said(sample: StoredSample) -> str:
+    return repr(sample.answer) if sample.answer is not None else f"({sample.detail or 'no answer'})"
