@@ -220,6 +220,14 @@ def evaluate(
             rich_help_panel=JUDGING,
         ),
     ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Write stored samples as lm-evaluation-harness logs them; FOLDER has an evaluation's results.",
+            rich_help_panel=KEEPING,
+        ),
+    ] = None,
 ) -> None:
     """Evaluate a model on suites: pass@k, maj@k and entropies with intervals. Compare results, or judge again.
 
@@ -233,7 +241,7 @@ def evaluate(
         compare_results(source, compare or [], beside or [], k, problems, typer.echo)
         return
     output.outlive()
-    status(f"loading PyTorch, then reading {source or rejudge or engines or endpoint or 'the options'}")
+    status(f"loading PyTorch, then reading {source or rejudge or export or engines or endpoint or 'the options'}")
     from megasharp.config.core import validate
     from megasharp.config.data import RewardConfig
     from megasharp.trainer.eval_endpoint import EndpointOptions
@@ -277,11 +285,15 @@ def evaluate(
         keep_mb,
         served,
     )
-    if rejudge is None:
+    folder = rejudge or export
+    if folder is None:
         evaluate_source(asked, typer.echo, note)
         return
-    if source is not None:
-        raise UserError(f"{source}: --rejudge takes a folder of results and no model; leave this out")
-    from megasharp.trainer.rejudging import rejudge as rejudge_folder
+    if source is not None or (rejudge and export):
+        raise UserError(f"{source or export}: --rejudge or --export takes a folder of results; leave this out")
+    from megasharp.trainer.rejudging import export_samples, rejudge_folder
 
-    rejudge_folder(rejudge, asked, problems, typer.echo, note)
+    if rejudge is not None:
+        rejudge_folder(folder, asked, problems, typer.echo, note)
+    else:
+        export_samples(folder, asked, typer.echo)

@@ -7,6 +7,7 @@ the file's first lines; a command that uses such a value says so. A command eval
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
@@ -202,6 +203,8 @@ class Sampling:
 
 # Settings that came later; where they are off, nobody names them.
 LATER = ("top_k", "min_p", "stop")
+# Between a suite's name and the number of its repeat.
+_REPEAT = "_repeat"
 DEFAULTS = Settings(n=64, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, stop=[])
 
 
@@ -319,6 +322,11 @@ def _member(
     if member.repeats == 1:
         return [Planned(suite, suite.name, sampling, seed)]
     return [
-        Planned(replace(suite, name=f"{suite.name}_repeat{number + 1}"), suite.name, sampling, seed + number)
+        Planned(replace(suite, name=f"{suite.name}{_REPEAT}{number + 1}"), suite.name, sampling, seed + number)
         for number in range(member.repeats)
     ]
+
+
+def repeated(name: str) -> str:
+    """Return the suite that one of its repeats is of. Example: `repeated("arc_c_repeat2")` is `arc_c`."""
+    return re.sub(rf"{_REPEAT}\d+$", "", name)

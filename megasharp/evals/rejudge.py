@@ -56,24 +56,34 @@ def _judged(sample: StoredSample, verdict: Verdict, seconds: float) -> StoredSam
 
 
 def _item(sample: StoredSample, problems: Mapping[str, TaskItem], task: str) -> Item:
-    problem = problems.get(sample.problem)
-    if problem is None:
-        raise UserError(
-            f"problem {sample.problem} has samples, but the suite does not have it now; give its own --suite"
-        )
-    if sample.text is None:
-        raise UserError(
-            f"problem {sample.problem}, sample {sample.index}: its text was not kept; "
-            "evaluate with --keep texts, and a --keep-mb that all have room in"
-        )
+    problem, text = problem_of(sample, problems), text_of(sample)
     return Item.of(
         problem,
         task,
-        sample.text,
+        text,
         tokens=sample.token_ids or (),
         truncated=sample.finish is FinishReason.LENGTH,
         in_thinking=sample.in_thinking,
     )
+
+
+def problem_of(sample: StoredSample, problems: Mapping[str, TaskItem]) -> TaskItem:
+    """Return a sample's problem. Raises UserError where it is not among those of the suite as it is now."""
+    if sample.problem not in problems:
+        raise UserError(
+            f"problem {sample.problem} has samples, but the suite does not have it now; give its own --suite"
+        )
+    return problems[sample.problem]
+
+
+def text_of(sample: StoredSample) -> str:
+    """Return a sample's text. Raises UserError where it was not kept."""
+    if sample.text is None:
+        raise UserError(
+            f"problem {sample.problem}, sample {sample.index}: its text was not kept; evaluate with --keep texts, and "
+            "with a --keep-mb that all have room in"
+        )
+    return sample.text
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import count
 from pathlib import Path
 from time import perf_counter
@@ -20,7 +21,8 @@ from megasharp.common.exit_codes import Say
 from megasharp.common.files import held
 from megasharp.common.signals import interruptible
 from megasharp.evals.evaluate import WITH_MEMORY
-from megasharp.evals.groups import plan_suites
+from megasharp.evals.groups import plan_suites, repeated
+from megasharp.evals.harness_log import write_log
 from megasharp.evals.rejudge import JUDGING, Flips, find_flips, judge_again
 from megasharp.evals.result import EvalResult, EvalSetting, summarize
 from megasharp.evals.result_files import load_result, result_lines, save, suites_of_group
@@ -44,21 +46,15 @@ from megasharp.trainer.reward_judge import RewardJudge, check_judging
 _FOLDER = "rejudged"
 
 
-def rejudge(folder: Path, asked: Asked, named: bool, say: Say, note: Say) -> None:
+def rejudge_folder(folder: Path, asked: Asked, named: bool, say: Say, note: Say) -> None:
     """Judge all suites of an evaluation's folder again, or those that are asked for, and print results and flips.
 
     With `named`, every sample that flips has a line. Raises UserError in one line, in particular where texts were not
     kept or a suite cannot be found.
     """
-    there = {name: name.removesuffix(WITH_MEMORY) for name in suites_with_samples(folder)}
-    if not there:
-        raise UserError(
-            f"{folder}: no samples here; give the folder of an evaluation's results, which has a folder samples unless "
-            "it was evaluated with --keep none"
-        )
-    asked, suites = _suites(folder, asked, sorted(set(there.values())))
+    asked, suites = _with_samples(folder, asked)
     out = asked.out or _unused(folder)
-    chosen = [_Judgement(folder, out, name, suites[base], asked) for name, base in there.items() if base in suites]
+    chosen = [_Judgement(folder, out, name, suite, asked) for name, suite in suites.items()]
     check_judging(asked.reward, {each.suite.task for each in chosen}, "eval")
     with interruptible(), held(out, "another megasharp eval writes there; give another --out"):
         write_like_run(out)
@@ -71,6 +67,18 @@ def rejudge(folder: Path, asked: Asked, named: bool, say: Say, note: Say) -> Non
                 for line in flip_lines(find_flips(folder, out, each.name), named):
                     say(line)
                 say(f"wrote {out / each.name}.json")
+
+
+def _with_samples(folder: Path, asked: Asked) -> tuple[Asked, dict[str, Suite]]:
+    """Return the suite of each name that a folder has samples of, of those that are asked for."""
+    there = {name: name.removesuffix(WITH_MEMORY) for name in suites_with_samples(folder)}
+    if not there:
+        raise UserError(
+            f"{folder}: no samples here; give the folder of an evaluation's results, which has a folder samples unless "
+            "it was evaluated with --keep none"
+        )
+    asked, suites = _suites(folder, asked, sorted(set(there.values())))
+    return asked, {name: suites[base] for name, base in there.items() if base in suites}
 
 
 def _suites(folder: Path, asked: Asked, there: list[str]) -> tuple[Asked, dict[str, Suite]]:
@@ -97,7 +105,8 @@ def _groups(folder: Path, there: list[str]) -> list[str]:
     """Return the groups that a folder has a table of, and the suites that belong to none of them."""
     groups = {path.stem: suites_of_group(path) for path in sorted(folder.glob("*.json"))}
     members = {name for suites in groups.values() for name in suites}
-    return [*(name for name, suites in groups.items() if suites), *(name for name in there if name not in members)]
+    others = [name for name in there if name not in members and repeated(name) not in members]
+    return [*(name for name, suites in groups.items() if suites), *others]
 
 
 def _unused(folder: Path) -> Path:
@@ -153,6 +162,21 @@ class _Judgement:
         info = samples_info(self.folder, self.name)
         found = None if info is None else info.identity.get("problems")
         return found is not None and found != judging_identity(self.asked.reward, self.suite)["problems"]
+
+
+def export_samples(folder: Path, asked: Asked, say: Say) -> None:
+    """Write the stored samples of an evaluation's folder, or of the suites asked for, as lm-evaluation-harness does.
+
+    Raises UserError as `rejudge_folder` does.
+    """
+    _, chosen = _with_samples(folder, asked)
+    date = datetime.now().isoformat().replace(":", "-")
+    for name, suite in chosen.items():
+        path = (asked.out or folder) / f"samples_{name}_{date}.jsonl"
+        info = samples_info(folder, name)
+        assert info is not None
+        lines = write_log(path, suite, info, read_samples(folder, name))
+        say(f"wrote {path}: {lines:,} lines")
 
 
 def flip_lines(found: Flips, named: bool) -> Iterator[str]:

@@ -1,0 +1,123 @@
+"""Stored samples judged again by real verifiers, without a model: figures, flips, refusals, and the harness's log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from megasharp.common.errors import UserError
+from megasharp.common.records import FinishReason, Outcome
+from megasharp.config.data import RewardConfig
+from megasharp.evals.groups import Settings
+from megasharp.evals.rejudge import find_flips
+from megasharp.evals.result import EvalSetting, summarize
+from megasharp.evals.result_files import load_result, save
+from megasharp.evals.sample_store import SampleStore
+from megasharp.evals.samples import SuiteCounts
+from megasharp.evals.stored_samples import SamplesInfo, StoredSample, read_samples
+from megasharp.evals.suites import load_suite
+from megasharp.trainer.evaluation import Asked
+from megasharp.trainer.rejudging import export_samples, rejudge_folder
+
+PROBLEMS = (("sky", "Which colour has the sky?", "blue"), ("two", "What is 1 + 1?", "2"))
+TEXTS = (r"\boxed{blue}", "So the answer is blue.", "no idea"), (r"It is \boxed{2}.", r"\boxed{3}", r"\boxed{2}")
+IDENTITY = {"weights": "abc", "seed": "1"}
+
+
+@pytest.fixture
+def evaluated(tmp_path: Path) -> Path:
+    """An evaluation whose verifier read nothing but `\\boxed{2}`, and a response that the engine aborted."""
+    (tmp_path / "sums.yaml").write_text("{task: short_answer, path: sums.jsonl}")
+    rows = [{"id": name, "input": question, "target": target} for name, question, target in PROBLEMS]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    suite = load_suite(str(tmp_path / "sums.yaml"))
+    setting = EvalSetting("sums", "mine", None, 3, (1, 2), 1.0, 1, max_tokens=64, identity=IDENTITY)
+    counts = SuiteCounts(suite.items, 3, greedy=False)
+    fields = {name: value for name, value in asdict(setting).items() if name not in ("suite", "identity")}
+    store = SampleStore(tmp_path / "out", SamplesInfo("sums", fields, IDENTITY))
+    for number, texts in enumerate(TEXTS):
+        for index, text in enumerate(texts):
+            sample = _first_verdict(number, index, text)
+            store.add([sample])
+            counts.add(sample)
+    save(summarize(counts.rows(), setting, 1.0), tmp_path / "out")
+    store.finish()
+    return tmp_path / "out"
+
+
+def _first_verdict(number: int, index: int, text: str) -> StoredSample:
+    right = text == r"\boxed{2}"
+    outcome = Outcome.INFRA if text == r"\boxed{3}" else Outcome.CORRECT if right else Outcome.WRONG
+    finish = FinishReason.ABORT if outcome is Outcome.INFRA else FinishReason.STOP
+    seed, name = 10 * number + index, PROBLEMS[number][0]
+    return StoredSample(name, number, index, False, seed, text, None, finish, outcome, float(right), None, "", 4)
+
+
+def asked(evaluated: Path, **reward: object) -> Asked:
+    suite = str(evaluated.parent / "sums.yaml")
+    return Asked(None, [suite], Settings(), reward=RewardConfig(workers=0, **reward))
+
+
+def test_a_better_verifier_flips_what_it_should(evaluated: Path) -> None:
+    """The only test of the whole way back: texts on disk, this release's verifier, and the same counting."""
+    lines: list[str] = []
+    rejudge_folder(evaluated, asked(evaluated), True, lines.append, lines.append)
+    after = load_result(evaluated / "rejudged" / "sums.json")
+    assert [(row.correct, row.format, row.infra) for row in after.rows] == [(2, 1, 0), (2, 0, 1)]
+    assert "3 of 6 samples flip between correct and not" in lines
+    assert "    sky sample 1: wrong (no answer) -> correct 'blue'" in lines
+    found = find_flips(evaluated, evaluated / "rejudged", "sums")
+    assert [(flip.after.problem, flip.after.index) for flip in found.flips] == [("sky", 0), ("sky", 1), ("two", 0)]
+    assert {pair: n for pair, n in found.outcomes.items() if pair[0] is not pair[1]} == {
+        (Outcome.WRONG, Outcome.CORRECT): 3,
+        (Outcome.WRONG, Outcome.FORMAT): 1,
+    }
+
+
+def test_a_second_judgement_has_a_folder_of_its_own_and_changes_nothing(evaluated: Path) -> None:
+    lines: list[str] = []
+    rejudge_folder(evaluated, asked(evaluated), False, lines.append, lines.append)
+    rejudge_folder(evaluated, asked(evaluated), False, lines.append, lines.append)
+    one, other = (load_result(evaluated / name / "sums.json") for name in ("rejudged", "rejudged_2"))
+    assert replace(one, seconds=0.0) == replace(other, seconds=0.0)
+    assert all(sample.text is None for sample in read_samples(evaluated / "rejudged", "sums"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lambda path: (path / "sums.jsonl").write_text('{"id": "x", "input": "?", "target": "1"}'),
+            "does not have it now",
+        ),
+        (lambda path: [each.unlink() for each in (path / "out" / "samples").iterdir()], "no samples here"),
+    ],
+)
+def test_what_cannot_be_judged_again_is_refused(evaluated: Path, spoil: Callable[[Path], object], message: str) -> None:
+    spoil(evaluated.parent)
+    with pytest.raises(UserError, match=message):
+        rejudge_folder(evaluated, asked(evaluated), False, lambda _: None, lambda _: None)
+
+
+def test_samples_without_texts_are_refused(evaluated: Path) -> None:
+    rejudge_folder(evaluated, asked(evaluated), False, lambda _: None, lambda _: None)
+    with pytest.raises(UserError, match="text was not kept"):
+        rejudge_folder(evaluated / "rejudged", asked(evaluated), False, lambda _: None, lambda _: None)
+
+
+def test_the_log_has_the_harnesss_keys_and_all_responses(evaluated: Path) -> None:
+    """Keys as lm-evaluation-harness 0.4.13 writes them; its own `datasets` reader must find one type a column."""
+    export_samples(evaluated, asked(evaluated), lambda _: None)
+    (path,) = evaluated.glob("samples_sums_*.jsonl")
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert list(records[0])[:12] == [
+        *("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics"),
+        *("doc_hash", "prompt_hash", "target_hash", "acc"),
+    ]
+    assert [record["resps"] for record in records] == [[list(texts)] for texts in TEXTS]
+    assert [record["target"] for record in records] == ["blue", "2"]
+    assert records[1]["acc"] == pytest.approx(1 / 3) and records[1]["finish"] == ["stop", "abort", "stop"]
