@@ -12,7 +12,9 @@ from megasharp.common.exit_codes import Say
 from megasharp.evals.compare import Comparison, Crossing, Difference, Side, compare
 from megasharp.evals.crossed import adjusted, bold
 from megasharp.evals.estimators import Interval
+from megasharp.evals.rejudge import Flips, find_flips, same_samples
 from megasharp.evals.result_files import load_result
+from megasharp.evals.stored_samples import StoredSample, samples_info
 from megasharp.evals.suites import parse_ks
 
 
@@ -32,6 +34,9 @@ def compare_results(
     ordered = _paired(before, after)
     for line in comparison_lines(compare(before, ordered or after, ks, paired=ordered is not None), problems):
         say(line)
+    if len(results) == 2:
+        for line in _judgement_lines(before.files[0], after.files[0], results[0].suite, problems):
+            say(line)
 
 
 def _sides(source: Path | None, files: Sequence[Path], others: Sequence[Path]) -> tuple[Side, Side]:
@@ -126,3 +131,27 @@ def _bounds(interval: Interval) -> str:
 def _named(crossing: Crossing) -> Iterator[str]:
     for word, some in (("gained", crossing.gained), ("lost", crossing.lost)):
         yield from (f"    {word} {problem}: {counts}" for problem, counts in some)
+
+
+def _judgement_lines(before: Path, after: Path, suite: str, problems: bool) -> Iterator[str]:
+    """Yield the flips where two results are judgements of the same samples; nothing where they are not."""
+    infos = [samples_info(file.parent, suite) for file in (before, after)]
+    if before.resolve() != after.resolve() and same_samples(*infos):
+        yield ""
+        yield from flip_lines(find_flips(before.parent, after.parent, suite), problems)
+
+
+def flip_lines(found: Flips, named: bool) -> Iterator[str]:
+    """Yield the outcomes that changed, how often each, and with `named` every sample that flips."""
+    yield f"{len(found.flips):,} of {found.samples:,} samples flip between correct and not"
+    changed = [(pair, number) for pair, number in found.outcomes.items() if pair[0] is not pair[1]]
+    for pair, number in sorted(changed, key=lambda each: -each[1]):
+        yield f"  {pair[0]} -> {pair[1]}  {number:,}"
+    for flip in found.flips if named else ():
+        one, other = flip.before, flip.after
+        which = "greedy" if one.greedy else f"sample {one.index}"
+        yield f"    {one.problem} {which}: {one.outcome} {_said(one)} -> {other.outcome} {_said(other)}"
+
+
+def _said(sample: StoredSample) -> str:
+    return repr(sample.answer) if sample.answer is not None else f"({sample.detail or 'no answer'})"

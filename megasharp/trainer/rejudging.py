@@ -6,7 +6,6 @@ folder of its own: results, tables, and samples without their texts, which `--co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -23,19 +22,14 @@ from megasharp.common.signals import interruptible
 from megasharp.evals.evaluate import WITH_MEMORY
 from megasharp.evals.groups import plan_suites, repeated
 from megasharp.evals.harness_log import write_log
-from megasharp.evals.rejudge import JUDGING, Flips, find_flips, judge_again
+from megasharp.evals.rejudge import JUDGING, find_flips, judge_again
 from megasharp.evals.result import EvalResult, EvalSetting, summarize
 from megasharp.evals.result_files import load_result, result_lines, save, suites_of_group
 from megasharp.evals.sample_store import SampleStore
 from megasharp.evals.samples import SuiteCounts
-from megasharp.evals.stored_samples import (
-    SamplesInfo,
-    StoredSample,
-    read_samples,
-    samples_info,
-    suites_with_samples,
-)
+from megasharp.evals.stored_samples import SamplesInfo, read_samples, samples_info, suites_with_samples
 from megasharp.evals.suites import Asking, Suite
+from megasharp.reporting.comparison import flip_lines
 from megasharp.tasks.judge import Judge
 from megasharp.tasks.reward_import import look_beside
 from megasharp.trainer.eval_source import config_of
@@ -177,19 +171,3 @@ def export_samples(folder: Path, asked: Asked, say: Say) -> None:
         assert info is not None
         lines = write_log(path, suite, info, read_samples(folder, name))
         say(f"wrote {path}: {lines:,} lines")
-
-
-def flip_lines(found: Flips, named: bool) -> Iterator[str]:
-    """The outcomes that changed, how often each, and with `named` every sample that flips."""
-    yield f"{len(found.flips):,} of {found.samples:,} samples flip between correct and not"
-    changed = [(pair, number) for pair, number in found.outcomes.items() if pair[0] is not pair[1]]
-    for pair, number in sorted(changed, key=lambda each: -each[1]):
-        yield f"  {pair[0]} -> {pair[1]}  {number:,}"
-    for flip in found.flips if named else ():
-        one, other = flip.before, flip.after
-        which = "greedy" if one.greedy else f"sample {one.index}"
-        yield f"    {one.problem} {which}: {one.outcome} {_said(one)} -> {other.outcome} {_said(other)}"
-
-
-def _said(sample: StoredSample) -> str:
-    return repr(sample.answer) if sample.answer is not None else f"({sample.detail or 'no answer'})"
