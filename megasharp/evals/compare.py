@@ -13,7 +13,7 @@ uneven a split if gains and losses were equally likely (the sign test). It knows
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import comb
 from pathlib import Path
@@ -148,7 +148,7 @@ def compare(before: Side, after: Side, ks: Sequence[int], *, paired: bool = Fals
         tuple(_differences(before, after, kept, ks, paired=paired)),
         tuple(_needed(rows, rows_after, k) for k in sorted(ks)),
         tuple(_crossing(counts, k) for k in sorted(ks) if k > 1),
-        tuple(_notes([result for result, _ in every], len(first.rows) - len(kept))),
+        (*_notes([result for result, _ in every], len(first.rows) - len(kept)), *_copies(before), *_copies(after)),
     )
 
 
@@ -226,6 +226,17 @@ def _crossing(kept: Sequence[tuple[str, int, int, int, int]], k: int) -> Crossin
             counts = f"{correct}/{samples} to {correct_after}/{samples_after}"
             (gained if above_after else lost).append((problem, counts))
     return Crossing(k, tuple(gained), tuple(lost))
+
+
+def _copies(side: Side) -> Iterator[str]:
+    """Name the results of one side that are of the same weights: they show no other training."""
+    first: dict[str, Path] = {}
+    for result, file in zip(side.results, side.files, strict=True):
+        weights = result.identity.get("weights")
+        if weights in first:
+            yield f"{first[weights]} and {file} are of the same weights: samples of one model, not two runs"
+        elif weights is not None:
+            first[weights] = file
 
 
 def _notes(results: Sequence[EvalResult], left_out: int) -> list[str]:

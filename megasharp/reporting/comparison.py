@@ -110,8 +110,9 @@ def _difference_lines(found: Comparison) -> Iterator[str]:
         )
         return
     runs = f"{found.runs[0]} pairs of runs of one seed" if found.paired else "independent runs"
-    yield f"differences, with 95% intervals over runs and problems ({runs}); then 95% t intervals over runs alone;"
-    yield "then p after Holm's correction over these rows, * where it is at most 5%: the first excludes zero after it"
+    yield f"differences, with 95% intervals over runs and problems ({runs}),"
+    yield "beside them 95% t intervals over runs alone, and p after Holm's correction over these rows;"
+    yield "* p is at most 5%: the interval over runs and problems excludes zero after the correction too"
     p = [None if each.crossed is None else float(each.crossed.p_value()) for each in found.differences]
     for each, corrected, mark in zip(found.differences, adjusted(p), bold(p), strict=True):
         if each.crossed is not None:

@@ -180,6 +180,10 @@ def test_runs_of_two_methods_have_crossed_intervals(tmp_path: Path) -> None:
         said.clear()
         compare_results(None, plain, other, "1", False, said.append)
         assert any("(independent runs)" in line for line in said)
+    same = [save(result(low, f"w{i}", identity={"weights": "x"}), tmp_path / f"same{i}") for i in range(2)]
+    said.clear()
+    compare_results(None, same, better, "1", False, said.append)
+    assert any("same0/tiny.json and " in line and line.endswith("not two runs") for line in said)
     said.clear()
     compare_results(None, plain, better[:1], "1", False, said.append)
     assert any(line.startswith("one run on a side: ") for line in said) and not any("*" in line for line in said)
