@@ -175,7 +175,7 @@ def test_an_endless_stream_is_sampled_in_bounded_memory(make_model: MakeModel, m
         found = list(islice(ended, 60))
     places = [place for place, _ in found]
     assert len(taken) <= 60 + 16 // 2 + 1 and places.index(1) > 10 and max(kept) < 2 * 39
-    for place, group in found:
+    for place, group in found[::5]:
         request, sampling = taken[place]
         for one, other in zip(group, engine.generate([request], sampling)[0], strict=True):
             assert_same(one, other)
