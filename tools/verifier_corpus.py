@@ -219,16 +219,7 @@ def to_judge(items: Sequence[CorpusItem]) -> list[Item]:
     """Return what a run would hand to its judge."""
     problems = problems_of(items)
     return [
-        Item(
-            item.task,
-            item.response,
-            problem.answer,
-            problem.question or problem.text,
-            problem.messages,
-            problem.row,
-            truncated=item.finish == "length",
-            in_thinking=item.thinks,
-        )
+        Item.of(problem, item.task, item.response, truncated=item.finish == "length", in_thinking=item.thinks)
         for item, problem in zip(items, problems, strict=True)
     ]
 
