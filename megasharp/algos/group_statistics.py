@@ -110,8 +110,8 @@ class ComparedParams(MethodParams):
         default=None,
         description="Recorded log-probs that the policy is compared with. policy: the policy's own, of the version "
         "that sampled each token; this corrects staleness and differences between engine and learner, and leaves the "
-        "shift of dlc, top_p and top_k. sampler: those of the distribution that tokens were drawn from; this undoes "
-        "that shift too. null: policy where the recipe has dlc, else sampler.",
+        "shift of dlc, top_p, top_k and min_p. sampler: those of the distribution that tokens were drawn from; this "
+        "undoes that shift too. null: policy where the recipe has dlc, else sampler.",
     )
 
 
