@@ -44,6 +44,7 @@ def assert_recorded(items: list[corpus.CorpusItem]) -> None:
     )
 
 
+@pytest.mark.costly("1,450 verdicts by every verifier, most of the time in math-verify's parser")
 def test_verdicts_are_the_recorded_ones() -> None:
     assert_recorded(FAST)
 
