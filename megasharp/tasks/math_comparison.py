@@ -123,7 +123,7 @@ class Comparison:
             known = gold
         (known, known_percent), (read, read_percent) = without_percent(known), without_percent(read)
         counted = without_words(read)
-        if counted is None:
+        if counted is None or (known_unit and read_percent) or (read_unit and known_percent):
             return False
         known, read = _without_constant(without_words(known) or known, counted)
         if known_percent == read_percent:

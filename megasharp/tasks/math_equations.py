@@ -39,7 +39,7 @@ _ARITHMETIC = re.compile(
 )
 # Constants that the algebra does not compute, or that words name: nothing says that such an equation is false.
 _COMPUTED = re.compile(
-    r"\\(?:sum|prod|i*int|lim|gcd|lcm|max|min|b?mod|det|deg|dim|operatorname|text|mathrm|mathbf|overline)(?![A-Za-z])"
+    r"\\(?:sum|prod|i*int|lim|gcd|lcm|max|min|b?mod|det|deg|dim|operatorname|text|mathrm|mathbf|overline|angle)(?![A-Za-z])"
 )
 _ARGUMENT = r"(?:\s|\^\s*(?:\{[^{}]*\}|\w)|_\s*(?:\{[^{}]*\}|\w))*(?:\{[^{}]*\}|\([^()]*\)|\\?[A-Za-z]+|\d+)?"
 _MARKED = re.compile(
@@ -133,4 +133,7 @@ def _is_asked_for(side: str, value: str) -> bool:
     if len(letters) == 1 and _PURE_NAME.fullmatch(_SUBSCRIPT.sub("", side)):
         return True
     # In `x+\sin x` the unknown stands alone too.
-    return not _letters(_MARKED.sub(" ", _ARITHMETIC.sub(" ", side)))
+    left, inner = _ARITHMETIC.sub(" ", side), ""
+    while left != inner:
+        left, inner = _MARKED.sub(" ", left), left
+    return not _letters(left)

@@ -23,6 +23,8 @@ _SPELLINGS = tuple(
         (r"\displaystyle", ""),
         (r"\checkmark", ""),
         ("infinity", r"\infty"),
+        (r"\log_e", r"\ln"),
+        (r"\log_{e}", r"\ln"),
         (r"\leq", r"\le"),
         (r"\geq", r"\ge"),
         (r"\varnothing", r"\emptyset"),

@@ -72,7 +72,7 @@ _CARDINALS = {word: number for number, word in enumerate(_ONES)} | {
 # Words that make another answer, or several, of what stands before them.
 _OTHER = re.compile(
     r"\b(?:or|and|to|times|plus|minus|over|by|divided|multiplied|factorial|choose|mod|modulo|raised|pi|sqrt|sin|cos|tan"
-    r"|log|ln|exp|not|about|maybe|perhaps|probably)\b",
+    r"|log|ln|exp|not|about|maybe|perhaps|probably|wrong|incorrect|guess)\b|\?",
     re.IGNORECASE,
 )
 _LAST_TEXT = re.compile(rf"{_SPACES}{_TEXT}\s*\{{(?P<text>[^{{}}]*)\}}$")
