@@ -24,7 +24,6 @@ from megasharp.tasks.extraction import (
     absent,
     check_names,
     name_of,
-    own_part,
     read_objects,
     short,
     text_field,
@@ -182,17 +181,16 @@ class ChoiceAnswer(TaskAnswer):
 def verify(text: str, answer: TaskAnswer) -> Verdict:
     r"""Judge the label that a response chooses. The canonical answer is the label. Rewards are 1.0 or 0.0.
 
-    FORMAT: none of the problem's labels is chosen, or several are (`labels.py`). A box, where there is one, is the
-    answer, even where the rest of the response says another. Wrong without a canonical answer: one taken back.
+    FORMAT: none of the problem's labels is chosen, or several are (`labels.py`). Wrong without a canonical answer:
+    one taken back.
 
     Example: `verify(r"... \boxed{\text{(B)}}", ChoiceAnswer("B", ("A", "B", "C", "D")))` is
     `Verdict(Outcome.CORRECT, 1.0, "B", "")`.
     """
     assert isinstance(answer, ChoiceAnswer)
-    text = own_part(text)
-    if withdrawn(text):
-        return Verdict(Outcome.WRONG, 0.0, None, TAKEN_BACK)
     chosen = chosen_label(text, answer.options)
+    if chosen is None and withdrawn(text):
+        return Verdict(Outcome.WRONG, 0.0, None, TAKEN_BACK)
     if chosen is None:
         return Verdict(Outcome.FORMAT, 0.0, None, f"none of the labels {', '.join(answer.labels)} is chosen")
     right = chosen == answer.label

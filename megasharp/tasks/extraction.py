@@ -54,6 +54,17 @@ _STATED = re.compile(
     rf"{_MARKER}(?:[ \t*:]*(?<=[:\uff1a*#r])[ \t]*\n\s*)?[ \t*:]*((?:(?!{_MARKER})[^\n])*)",
     re.IGNORECASE | re.MULTILINE,
 )
+# A part of each of these words, in the spellings of a sentence or heading: found 30 times as fast as the words, which
+# begin at most so many characters before it.
+_HINT = re.compile(
+    "|".join(
+        each
+        for word in ("answer", "respuesta", "resposta", "réponse", "antwort", "\u043e\u0442\u0432\u0435\u0442")
+        for each in (word, word.title(), word.upper())
+    )
+    + "|####|答案|答え"
+)
+_BEFORE_HINT = 16
 # Displayed mathematics goes on with its line: "The answer is: \[5\]".
 _DISPLAYED = re.compile(r"(?<!\s)\s*(?:\\\[\s*([^\n]{1,400}?)\s*\\\]|\$\$\s*([^\n$]{1,400}?)\s*\$\$)")
 
@@ -192,7 +203,14 @@ def statements(text: str) -> list[tuple[str, int]]:
     The words may be Chinese, Japanese, Spanish, French, German, Russian or Portuguese. Where a colon, a star or `####`
     ends their line, it is the next line with anything on it.
     """
-    found = [(match[1], match.start(1)) for match in _STATED.finditer(text)]
+    found: list[tuple[str, int]] = []
+    end = 0
+    for hint in _HINT.finditer(text):
+        starts = range(max(end, hint.start() - _BEFORE_HINT), hint.start() + 1)
+        match = next(filter(None, (_STATED.match(text, start) for start in starts)), None)
+        if match is not None:
+            end = match.end()
+            found.append((match[1], match.start(1)))
     return [(each, start) for each, start in found if each.strip(" \t*")]
 
 

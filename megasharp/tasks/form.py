@@ -55,6 +55,9 @@ _ORDERS = (["<think>", "</think>", "<answer>", "</answer>"], ["</think>", "<answ
 # Letters by Unicode's categories that are drawn as nothing: Hangul's fillers, and the blank of Braille.
 _FILLERS = "\u115f\u1160\u2800\u3164\uffa0"
 
+# LaTeX's spaces, of which a box may hold nothing else.
+_SPACE = re.compile(r"\\(?:[,;:!> ]|q?quad\b)|~")
+
 
 @dataclass(frozen=True, slots=True)
 class FormAnswer(TaskAnswer):
@@ -73,7 +76,7 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
     Example: `verify("<think>2+2</think> <answer>4</answer>", FormAnswer("tags"))` is `Verdict(Outcome.CORRECT, 1.0)`.
     """
     assert isinstance(answer, FormAnswer)
-    kept = _tags(text) if answer.form == "tags" else _seen(last_box(text) or "")
+    kept = _tags(text) if answer.form == "tags" else _seen(_box(text))
     return Verdict(Outcome.CORRECT, 1.0) if kept else Verdict(Outcome.FORMAT, 0.0, detail=f"not the form {answer.form}")
 
 
@@ -89,10 +92,18 @@ def _tags(text: str) -> bool:
     return not between.strip() and _seen(inside)
 
 
+def _box(text: str) -> str:
+    """Return the contents of the last closed box, empty ones included."""
+    begun = max(text.rfind("\\boxed"), text.rfind("\\fbox"), 0)
+    last = last_box(text[begun:])
+    return (last_box(text) or "") if last is None else last
+
+
 def _seen(text: str) -> bool:
     """Find a character with a shape in a text: no white space, no control, no format character and no filler."""
     return any(
-        not (each.isspace() or each in _FILLERS or unicodedata.category(each) in ("Cc", "Cf", "Mn")) for each in text
+        not (each.isspace() or each in _FILLERS or unicodedata.category(each) in ("Cc", "Cf", "Mn"))
+        for each in _SPACE.sub("", text)
     )
 
 

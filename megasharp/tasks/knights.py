@@ -9,8 +9,8 @@ with i and j the places of people, s and t statements. After the puzzles of Xie 
 makes too and 2511.19942 trains on; the text of a puzzle is our own.
 
 A puzzle has one solution: the generator makes none other, and the reader refuses it. A response gives the solution in
-the last answer tags, or else in the last box: statements of all people, in any order, as `knights_reading.py` reads
-them.
+the last answer tags, or else in the last box or in several: statements of all people, in any order, as
+`knights_reading.py` reads them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,16 @@ from random import Random
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
-from megasharp.tasks.extraction import Fields, check_names, last_box, last_tag, name_of, read_objects, texts_field
+from megasharp.tasks.extraction import (
+    Fields,
+    boxes,
+    check_names,
+    last_tag,
+    name_of,
+    own_part,
+    read_objects,
+    texts_field,
+)
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.knights_reading import UnreadableError, assignment, key
 from megasharp.tasks.prompts import TEMPLATES
@@ -253,20 +262,31 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
     ("Oliver", False))))` is `Verdict(Outcome.CORRECT, 1.0, "oliver=knave zoey=knight", "")`.
     """
     assert isinstance(answer, KnightsAnswer)
-    given = last_tag(text)
-    given = last_box(text) if given is None else given
-    if given is None or len(given) > MAX_LENGTH:
+    text = own_part(text)
+    tag, found = last_tag(text), boxes(text)
+    given = [tag] if tag is not None else [box.contents for box in found[-MOST_PEOPLE:]]
+    if not given or sum(map(len, given)) > MAX_LENGTH:
         return Verdict(Outcome.FORMAT, 0.0, None, "no answer tags and no box, or too long a text in them")
     if withdrawn(text):
         return Verdict(Outcome.WRONG, 0.0, None, TAKEN_BACK)
     names = [name for name, _ in answer.knights]
     try:
-        said = assignment(given, names, answer.truthful, answer.lying)
+        said = _said(given, names, answer)
     except UnreadableError as error:
         return Verdict(Outcome.FORMAT, 0.0, None, str(error))
     right = said == {key(name): knight for name, knight in answer.knights}
     named = (f"{name}={answer.truthful if knight else answer.lying}" for name, knight in sorted(said.items()))
     return Verdict(Outcome.CORRECT if right else Outcome.WRONG, float(right), " ".join(named))
+
+
+def _said(given: Sequence[str], names: Sequence[str], answer: KnightsAnswer) -> dict[str, bool]:
+    """Read the last text, or else all of them, of which each says a part. Raises UnreadableError as `assignment`."""
+    try:
+        return assignment(given[-1], names, answer.truthful, answer.lying)
+    except UnreadableError:
+        if len(given) == 1:
+            raise
+        return assignment("\n".join(given), names, answer.truthful, answer.lying)
 
 
 def load_items(path: Path) -> list[TaskItem]:

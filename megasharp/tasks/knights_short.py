@@ -53,12 +53,12 @@ class KnightsShortAnswer(TaskAnswer):
 def verify(text: str, answer: TaskAnswer) -> Verdict:
     """Judge a whole response. Rewards are 1.0 or 0.0, the canonical answer is the signs.
 
-    FORMAT: anything but as many signs `0` and `1` as there are people; spaces around them do not count.
+    FORMAT: anything but as many signs `0` and `1` as there are people; white space around them does not count.
 
     Example: `verify("10", KnightsShortAnswer((True, False)))` is `Verdict(Outcome.CORRECT, 1.0, "10", "")`.
     """
     assert isinstance(answer, KnightsShortAnswer)
-    said = text.strip(" ")
+    said = text.strip()
     if len(said) != len(answer.knights) or not set(said) <= {"0", "1"}:
         return Verdict(Outcome.FORMAT, 0.0, None, f"not {len(answer.knights)} signs 0 or 1")
     right = said == signs(answer.knights)

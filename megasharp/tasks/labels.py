@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from megasharp.tasks.extraction import CUT, last_box, last_stated, last_tag
+from megasharp.tasks.extraction import CUT, boxes, displayed, joined_boxes, last_tag, own_part, statements
+from megasharp.tasks.retraction import taken_back
 from megasharp.tasks.wording import undressed
 
 _MOST = 2_000
@@ -48,13 +49,21 @@ _CHOSEN = re.compile(
 def chosen_label(text: str, options: Mapping[str, str]) -> str | None:
     """Return the label that a response chooses of `options`, labels and their texts (`""` where a text is not known).
 
-    It is looked for in the last box; else after the last "answer is"; else in another statement of a choice, in answer
-    tags, or in a response that is nothing else. None where it is in none of them.
+    It is looked for in the last box, and in a label stated after that ("... so the answer is C"); without a box, after
+    the last "answer is"; else in another statement of a choice, in answer tags, or in a response that is nothing else.
+    None where it is in none of them, where several boxes are offered together, or where it is taken back.
     """
-    given = last_box(text)
-    given = last_stated(text) if given is None else given
-    if given is not None:
-        return label_in(given, options)
+    text = displayed(own_part(text))
+    found = boxes(text)
+    end = found[-1].end if found else 0
+    stated = statements(text[end:])
+    said, start = stated[-1] if stated else ("", 0)
+    label = label_in(said.strip(), options) if stated else None
+    if stated and (label is not None or not found):
+        return None if taken_back(text[end + start :]) else label
+    if found:
+        labels = {label_in(each, options) for each in joined_boxes(text)[0]}
+        return labels.pop() if len(labels) == 1 and not taken_back(text[end:]) else None
     chosen = [next(filter(None, match.groups())) for match in _CHOSEN.finditer(text[-_MOST:])]
     tag = last_tag(text)
     return label_in(chosen[-1] if chosen else tag if tag is not None else text[: _MOST + 1], options)

@@ -22,7 +22,6 @@ from string import ascii_uppercase
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
 from megasharp.tasks.extraction import (
     check_names,
-    ending,
     last_box,
     last_stated,
     name_of,
@@ -102,19 +101,15 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
     """
     assert isinstance(answer, ShortAnswer)
     text = own_part(text)
-    if withdrawn(text):
-        return Verdict(Outcome.WRONG, 0.0, None, TAKEN_BACK)
     target = bare(answer.target)
     choice = _CHOICE.fullmatch(answer.target.strip())
     label = chosen_label(text, dict(answer.options) or dict.fromkeys(ascii_uppercase, "")) if choice else None
     if label is not None:
         return _verdict(f"({label})", answer.target.strip())
-    box = last_box(text)
-    if _BRACKETS.fullmatch(answer.target) and {"{", "}"}.intersection(answer.target):
-        # A target that is not balanced ends its box too early: the box counts if it begins with the whole target.
-        after = ending(text).rpartition("\\boxed{")[2][: 2 * MAX_LENGTH]
-        if re.match(rf"(?:\\text\s*\{{)?{''.join(map(_bracket, ''.join(answer.target.split())))}\s*\}}", after):
-            box = answer.target
+    if withdrawn(text):
+        return Verdict(Outcome.WRONG, 0.0, None, TAKEN_BACK)
+    box = _box_of_brackets(text, answer.target) if _BRACKETS.fullmatch(answer.target) else None
+    box = last_box(text) if box is None else box
     given = bare(box if box is not None else last_stated(text) or "")
     if not given or len(given) > MAX_LENGTH:
         return Verdict(Outcome.FORMAT, 0.0, None, "no short answer")
@@ -128,6 +123,13 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
 def _verdict(given: str, target: str) -> Verdict:
     right = given == target
     return Verdict(Outcome.CORRECT if right else Outcome.WRONG, float(right), given)
+
+
+def _box_of_brackets(text: str, target: str) -> str | None:
+    """Return the target where the last box begins with all of it: one that is not balanced closes its box too early."""
+    after = text.rpartition("\\boxed{")[2][: 2 * MAX_LENGTH]
+    signs = "".join(map(_bracket, "".join(target.split())))
+    return target if re.match(rf"(?:\\text\s*\{{)?{signs}\s*\}}", after) else None
 
 
 def _bracket(sign: str) -> str:

@@ -48,7 +48,14 @@ TEN = ChoiceAnswer("I", tuple("ABCDEFGHIJ"))
         ("The answer is A comet", FOUR, None),
         (r"\boxed{E}", FOUR, None),
         (r"\boxed{BC}", FOUR, None),
-        (r"\boxed{}, the answer is (B)", FOUR, None),
+        (r"\boxed{}, the answer is (B)", FOUR, "B"),
+        (r"\boxed{C}. Actually no, so the answer is B.", FOUR, "B"),
+        (r"\boxed{C}. The answer is based on heat.", FOUR, "C"),
+        (r"Either \boxed{A} or \boxed{C}.", FOUR, None),
+        (r"\boxed{B}, so again \boxed{B}", FOUR, "B"),
+        (r"\boxed{C}. That is wrong. So the answer is B.", FOUR, "B"),
+        (r"\boxed{B}. Wait, is that right? Yes, that is right.", FOUR, "B"),
+        ("The answer is B.\n\nQuestion: Which is cold?\nThe answer is C.", FOUR, "B"),
         (r"\boxed{3 apples}", NUMBERS, None),
         ("I choose B", FOUR, "B"),
         ("I would not choose B", FOUR, None),
@@ -115,7 +122,7 @@ TEN = ChoiceAnswer("I", tuple("ABCDEFGHIJ"))
         ("", FOUR, None),
         ("B" * 10_000_000, FOUR, None),
     ],
-    ids=range(97),
+    ids=range(104),
 )
 def test_the_label_that_is_chosen(text: str, answer: ChoiceAnswer, chosen: str | None) -> None:
     verdict = verify(text, answer)

@@ -29,6 +29,7 @@ RIGHT = "55+36-7-19"
         (f"<answer>{RIGHT} = 65 = 65</answer>", Outcome.FORMAT, 0.1),
         ("<answer>55+36 = 91-7-19</answer>", Outcome.FORMAT, 0.1),
         ("<answer>65</answer>", Outcome.WRONG, 0.1),
+        (f"<answer>{RIGHT}</answer> Wait, that is wrong. I give up.", Outcome.WRONG, 0.1),
         ("<answer>-7 + 36 \u2212 (19 \u2013 55)</answer>", Outcome.CORRECT, 1.0),
         ("<answer>+7+36+55</answer>", Outcome.FORMAT, 0.1),
         ("<answer></answer>", Outcome.FORMAT, 0.1),
@@ -40,7 +41,7 @@ RIGHT = "55+36-7-19"
         ("", Outcome.FORMAT, 0.0),
         ("<answer>" * 1_000_000, Outcome.FORMAT, 0.0),
     ],
-    ids=range(23),
+    ids=range(24),
 )
 def test_verdicts(text: str, outcome: Outcome, reward: float) -> None:
     verdict = verify(text, ANSWER)

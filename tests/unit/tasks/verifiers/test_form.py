@@ -36,8 +36,10 @@ from megasharp.tasks.table import make_verifiers
         ("<think>2+2</think><answer> \u2060\ufeff\u3164\ufe0f</answer>", "tags", False),
         ("<think>2+2</think><answer>\u200b4</answer>", "tags", True),
         ("\\boxed{\u200b}", "box", False),
+        (r"\boxed{ \, ~ }", "box", False),
+        (r"\boxed{7}, so \boxed{}", "box", False),
     ],
-    ids=range(23),
+    ids=range(25),
 )
 def test_the_form(text: str, form: Form, kept: bool) -> None:
     verdict = verify(text, FormAnswer(form))

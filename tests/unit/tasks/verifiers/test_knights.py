@@ -89,6 +89,19 @@ def test_ways_to_say_who_is_what(given: str, outcome: Outcome) -> None:
     assert verify(f"<answer>{given}</answer>", ANSWER).outcome is outcome
 
 
+@each_case(
+    ("text", "outcome"),
+    [
+        (r"\boxed{Zoey is a knight}, \boxed{Oliver: knave}, \boxed{Grace: knight}", Outcome.CORRECT),
+        (r"\boxed{Zoey is a knight}, \boxed{Zoey: knave, Oliver: knave}, \boxed{Grace: knight}", Outcome.FORMAT),
+        (r"\boxed{Zoey: knave} \boxed{Zoey: knight, Oliver: knave, Grace: knight}", Outcome.CORRECT),
+        ("<answer>Zoey: knight, Oliver: knave, Grace: knight</answer> That is wrong, I give up.", Outcome.WRONG),
+    ],
+)
+def test_several_boxes_and_answers_taken_back(text: str, outcome: Outcome) -> None:
+    assert verify(text, ANSWER).outcome is outcome
+
+
 def test_accents_may_be_composed_or_not() -> None:
     answer = KnightsAnswer((("Zo\u00eb", True), ("Jos\u00e9", False)))
     assert verify("<answer>Zoe\u0308 is a knight, Jose\u0301: knave</answer>", answer).outcome is Outcome.CORRECT

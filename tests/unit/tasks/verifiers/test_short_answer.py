@@ -42,6 +42,7 @@ from megasharp.tasks.table import make_verifiers
         (r"\boxed{[B]}", "(B)", Outcome.CORRECT),
         (r"\boxed{(B) or (C)}", "(B)", Outcome.WRONG),
         ("The correct option is (B).", "(B)", Outcome.CORRECT),
+        (r"\boxed{no}. I take that back.", "no", Outcome.WRONG),
         (r'\boxed{"yes"}', "yes", Outcome.CORRECT),
         ("The answer is **No**.", "No", Outcome.CORRECT),
         ("the answer is -50.", "-50", Outcome.CORRECT),
@@ -64,7 +65,7 @@ from megasharp.tasks.table import make_verifiers
         (r"\boxed{}", "valid", Outcome.FORMAT),
         ("the answer is " + "a" * 10_000_000, "a", Outcome.FORMAT),
     ],
-    ids=range(51),
+    ids=range(52),
 )
 def test_verdicts(text: str, target: str, expected: Outcome) -> None:
     verdict = verify(text, ShortAnswer(target))
