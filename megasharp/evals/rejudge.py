@@ -110,8 +110,10 @@ def same_samples(one: SamplesInfo | None, other: SamplesInfo | None) -> bool:
     return _drawn(one) == _drawn(other)
 
 
-def _drawn(info: SamplesInfo) -> dict[str, str]:
-    return {name: value for name, value in info.identity.items() if name not in JUDGING}
+def _drawn(info: SamplesInfo) -> dict[str, object]:
+    # The identity of a run's evaluations leaves out the step, which names their folder.
+    model = {name: info.setting.get(name) for name in ("label", "step")}
+    return model | {name: value for name, value in info.identity.items() if name not in JUDGING}
 
 
 def find_flips(before: Path, after: Path, suite: str) -> Flips:

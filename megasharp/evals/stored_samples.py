@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache
@@ -221,6 +221,10 @@ def stored_seconds(folder: Path, suite: str) -> float:
     return seconds
 
 
+# Piece and row of samples, [samples, 2].
+_Places = np.ndarray[Any, np.dtype[np.int64]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Piece:
     """Rows that are read together: a row group of a part, or a journal."""
@@ -241,12 +245,46 @@ def read_samples(folder: Path, suite: str, texts: bool = True) -> Iterator[Store
     Without `texts`, `text` and `token_ids` are None, and reading is ten times as fast. A running evaluation's samples
     are read as far as they are committed. Raises UserError for files that cannot be read, or of a later release.
     """
-    samples_info(folder, suite)
-    pieces = [*_groups(parts(folder, suite)), *(_Piece(path, None) for path in journals(folder, suite))]
-    if not pieces:
-        return
     names = [name for name in columns().names if texts or name not in ("text", "token_ids")]
-    places = _in_order(pieces)
+    pieces = _pieces(folder, suite)
+    if pieces:
+        yield from _read(pieces, _in_order(pieces), names)
+
+
+def read_columns(folder: Path, suite: str, names: Sequence[str]) -> pa.Table:
+    """Return some short columns of all samples of a suite, in the order of `read_samples`. Raises as it does."""
+    pieces = _pieces(folder, suite)
+    return _columns(pieces, _in_order(pieces), names) if pieces else columns().empty_table().select(names)
+
+
+def read_chosen(folder: Path, suite: str, keys: Collection[tuple[int, bool, int]]) -> Iterator[StoredSample]:
+    """Yield the samples of a suite that have one of `keys`, texts included; only row groups with one of them are read.
+
+    Raises UserError as `read_samples` does.
+    """
+    pieces = _pieces(folder, suite)
+    if pieces and keys:
+        places = _in_order(pieces)
+        table = _columns(pieces, places, _KEY)
+        number, greedy, index = (table[name].to_pylist() for name in _KEY)
+        found = zip(number, (not each for each in greedy), index, strict=True)
+        wanted = np.fromiter((key in keys for key in found), dtype=bool, count=table.num_rows)
+        yield from _read(pieces, places[wanted], columns().names)
+
+
+def _pieces(folder: Path, suite: str) -> list[_Piece]:
+    samples_info(folder, suite)
+    return [*_groups(parts(folder, suite)), *(_Piece(path, None) for path in journals(folder, suite))]
+
+
+def _columns(pieces: Sequence[_Piece], places: _Places, names: Sequence[str]) -> pa.Table:
+    tables = [piece.read(names) for piece in pieces]
+    starts = np.cumsum([0, *(table.num_rows for table in tables)])
+    return arrow().concat_tables(tables).take(starts[places[:, 0]] + places[:, 1])
+
+
+def _read(pieces: Sequence[_Piece], places: _Places, names: Sequence[str]) -> Iterator[StoredSample]:
+    """Yield the samples at `places`."""
 
     @lru_cache(maxsize=_GROUPS)
     def rows_of(piece: int) -> pa.Table:
@@ -267,8 +305,8 @@ def _groups(paths: Sequence[Path]) -> Iterator[_Piece]:
         yield from (_Piece(path, group) for group in range(count))
 
 
-def _in_order(pieces: Sequence[_Piece]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return piece and row of every sample, [samples, 2]; a sample that is stored twice is there once."""
+def _in_order(pieces: Sequence[_Piece]) -> _Places:
+    """Return the place of every sample; one that is stored twice is there once."""
     tables = [piece.read(_KEY) for piece in pieces]
     number, greedy, index = (
         np.concatenate([table[name].to_numpy().astype(np.int64) for table in tables]) for name in _KEY

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,9 +105,14 @@ def choose_models(
             found.append(Model(number, step, label, step == chosen[-1] and step > 0, shared))
     places = range(len(found), len(found) + len(beside))
     for one in beside:
-        step_text = "" if one.step is None or str(one.step) in one.label else f" {one.step}"
-        found.append(Model(-1, one.step or 0, f"{one.label}{step_text}, n = {one.n}", last=True, shared=False))
+        found.append(Model(-1, one.step or 0, beside_label(one), last=True, shared=False))
     return Models(found, place, dict(zip(places, beside, strict=True)))
+
+
+def beside_label(one: EvalResult) -> str:
+    """Name the model of an evaluation that belongs to no run."""
+    step = "" if one.step is None or str(one.step) in one.label else f" {one.step}"
+    return f"{one.label}{step}, n = {one.n}"
 
 
 _SEED = 0
@@ -120,17 +125,21 @@ def read_results(runs: Sequence[RunHistory]) -> tuple[dict[tuple[int, int, str],
     found: dict[tuple[int, int, str], EvalResult] = {}
     problems = []
     for number, run in enumerate(runs):
-        for path in sorted(run.folder.glob("evals/step_*/*.json")):
-            step = re.fullmatch(r"step_(\d+)", path.parent.name)
-            if step is None:
-                continue
+        for step, path in ((step, path) for step, at in step_folders(run) for path in sorted(at.glob("*.json"))):
             try:
                 result = load_result(path)
             except UserError as error:
                 problems.append(str(error))
             else:
-                found[number, int(step[1]), result.suite] = result
+                found[number, step, result.suite] = result
     return found, problems
+
+
+def step_folders(run: RunHistory) -> Iterator[tuple[int, Path]]:
+    """Yield the steps after which a run was evaluated, and the folders of the results."""
+    for path in sorted(run.folder.glob("evals/step_*")):
+        if (step := re.fullmatch(r"step_(\d+)", path.name)) is not None:
+            yield int(step[1]), path
 
 
 def pass_at_k_figures(results: Results, models: Models) -> list[PassAtK]:

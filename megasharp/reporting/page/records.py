@@ -7,7 +7,7 @@ A `model` is the weights of a run after a step; models are named by their place 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -191,6 +191,85 @@ class Rollouts:
 
 
 @dataclass(frozen=True, slots=True)
+class Judgement:
+    """One judgement of a set of samples: its name, how many samples are judged (greedy ones apart), and how they are.
+
+    `gained` and `lost` count the samples, greedy ones too, that this judgement calls correct and the set's first does
+    not, and the reverse.
+    """
+
+    name: str
+    samples: int
+    correct: int
+    greedy: int
+    greedy_correct: int
+    gained: int
+    lost: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSet:
+    """The samples of one model on a suite, judged once or more often; `run` is -1 where they are of no run."""
+
+    run: int
+    step: int
+    name: str
+    judgements: list[Judgement]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredProblem:
+    """A problem: its question and known answer, empty where unknown; `counts[set][judgement]` is [samples, correct]."""
+
+    id: str
+    question: str
+    known: str
+    counts: list[list[list[int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredVerdict:
+    """The verdict on a sample."""
+
+    outcome: str
+    reward: float
+    answer: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRow:
+    """A stored sample of problem and set by their places, with the verdicts of the set's judgements, in their order.
+
+    `text` is empty where it was not kept, else its beginning; `tail` is its end where it is too long to be whole, and
+    `letters` counts all of it. `seed` is text: JavaScript's numbers would round it.
+    """
+
+    set: int
+    problem: int
+    index: int
+    greedy: bool
+    seed: str
+    finish: str
+    tokens: int
+    text: str
+    tail: str
+    letters: int
+    verdicts: list[StoredVerdict]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSuite:
+    """Some of the stored samples of a suite; `note` says which, and how many exist."""
+
+    suite: str
+    note: str
+    sets: list[SampleSet]
+    problems: list[StoredProblem]
+    rows: list[StoredRow]
+
+
+@dataclass(frozen=True, slots=True)
 class CodeErrors:
     """Share of correct responses that report an error of code, over steps."""
 
@@ -239,6 +318,7 @@ class Page:
     pass_at_k: list[PassAtK]
     success: list[Success]
     probes: list[Probe]
+    stored: list[StoredSuite]
     rollouts: Rollouts
     code_errors: CodeErrors
     stages: list[Stages]
@@ -257,6 +337,12 @@ def spread_out(items: Sequence[Item], most: int) -> list[Item]:
     while len(chosen := [*range(0, len(items) - 1, distance), len(items) - 1]) > most:
         distance *= 2
     return [items[place] for place in chosen] if items else []
+
+
+def shared_steps(steps: Sequence[Collection[int]], most: int) -> list[list[int]]:
+    """Choose at most `most` of each run's steps: of those that all have, if several, as others cannot be compared."""
+    shared = sorted(set.intersection(*map(set, steps))) if steps else []
+    return [spread_out(shared if len(shared) > 1 else sorted(own), most) for own in steps]
 
 
 def ranges(count: int, most: int) -> list[range]:

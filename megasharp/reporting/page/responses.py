@@ -33,6 +33,7 @@ from megasharp.reporting.page.records import (
     ranges,
     rounded,
     share_bin,
+    shared_steps,
     spread_out,
 )
 
@@ -175,12 +176,9 @@ def _code_errors(counted: Sequence[Sequence[_Counted]]) -> CodeErrors:
 
 
 def _shown(tables: Sequence[dict[int, _Table]], kept: str) -> Rollouts:
-    shared = sorted(set.intersection(*(set(table) for table in tables))) if tables else []
     rows: list[RolloutRow] = []
     left = MOST_LETTERS
-    for run, table in enumerate(tables):
-        # Runs can be compared only at the same steps.
-        steps = spread_out(shared if len(shared) > 1 else sorted(table), SHOWN_STEPS)
+    for run, (table, steps) in enumerate(zip(tables, shared_steps(tables, SHOWN_STEPS), strict=True)):
         budget = left // (len(tables) - run)
         for place, step in enumerate(steps):
             room, used = budget // (len(steps) - place), 0

@@ -47,6 +47,7 @@ from megasharp.reporting.page.evaluations import (
 from megasharp.reporting.page.metrics import figures, marks, stages, words
 from megasharp.reporting.page.records import Difference, Page, Run
 from megasharp.reporting.page.responses import read_rollouts
+from megasharp.reporting.page.stored import read_stored
 from megasharp.reporting.show import collapse, differences, peak_of, restarts, warnings
 
 _TELEMETRY = "gpu/utilisation"
@@ -57,12 +58,12 @@ def read_page(folders: Sequence[Path], *, live: bool, evals: Sequence[Path] = ()
 
     Raises UserError for damaged files, and for a run that is named twice.
     """
-    beside = [load_result(path) for path in evals]
+    beside = {path: load_result(path) for path in evals}
     return collect(by_label([read_run(folder) for folder in folders], "report"), live=live, beside=beside)
 
 
-def collect(histories: Mapping[str, RunHistory], *, live: bool, beside: Sequence[EvalResult] = ()) -> Page:
-    """Collect the page of runs, by their names on it, and of evaluations besides.
+def collect(histories: Mapping[str, RunHistory], *, live: bool, beside: Mapping[Path, EvalResult]) -> Page:
+    """Collect the page of runs, by their names on it, and of evaluations besides, by their JSON files.
 
     Raises UserError where a file of a run is damaged.
     """
@@ -70,7 +71,8 @@ def collect(histories: Mapping[str, RunHistory], *, live: bool, beside: Sequence
     results, unread = read_results(runs)
     evaluated = [{step for number, step, _ in results if number == place} for place in range(len(runs))]
     steps = [at | {*probed_steps(run.folder)} for at, run in zip(evaluated, runs, strict=True)]
-    models = choose_models(runs, names, steps, beside)
+    models = choose_models(runs, names, steps, [*beside.values()])
+    stored, unread_samples = read_stored(runs, names, beside)
     responses = read_rollouts(runs)
     success = success_figures(results, models)
     differ = differences(runs) if len(runs) > 1 else {}
@@ -87,7 +89,7 @@ def collect(histories: Mapping[str, RunHistory], *, live: bool, beside: Sequence
         live=live,
         last_step=max((step for run in runs for step in (run.last_step, *run.evaluations)), default=0),
         words=words(runs, names, results),
-        unread=unread,
+        unread=[*unread, *unread_samples],
         runs=[_run(name, run, _what(run, place, differ)) for place, (name, run) in enumerate(histories.items())],
         models=models.all,
         differences=[Difference(key, values) for key, values in differ.items()],
@@ -95,6 +97,7 @@ def collect(histories: Mapping[str, RunHistory], *, live: bool, beside: Sequence
         pass_at_k=pass_at_k_figures(results, models),
         success=[*success, *([responses.success] if responses.success else [])],
         probes=probes(runs, models),
+        stored=stored,
         rollouts=responses.shown,
         code_errors=responses.code_errors,
         stages=[one for one in timed if one is not None],
@@ -145,7 +148,7 @@ def _with_options(name: str, options: object) -> str:
 _LIBRARY = "vendor/uPlot"
 _SCRIPTS = (
     *("dom.js", "series.js", "plot.js", "charts.js", "bars.js", "matrix.js", "browser.js"),
-    *("chosen.js", "curves.js", "page.js", "live.js"),
+    *("stored.js", "chosen.js", "curves.js", "page.js", "live.js"),
 )
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
@@ -186,6 +189,8 @@ _TOKEN = re.compile("[A-Za-z0-9_-]{16,}")
 _TOKEN_BYTES = 16
 _SILENT_S = 30
 _WATCHED = ("metrics.jsonl", "config.yaml", "evals", "rollouts", "probe", "checkpoints", "logs")
+# Judgements of an evaluation's samples, in the folder of its results.
+_JUDGEMENTS = "rejudged*"
 
 
 class LivePage:
@@ -196,6 +201,8 @@ class LivePage:
 
     def __init__(self, folders: Sequence[Path], collect: Callable[[], Page], files: Sequence[Path] = ()) -> None:
         self._watched = [folder / name for folder in folders for name in _WATCHED] + list(files)
+        self._results = [(folder / "evals", f"*/{_JUDGEMENTS}") for folder in folders]
+        self._results += [(file.parent, _JUDGEMENTS) for file in files]
         self._collect = collect
         self._lock = threading.Lock()
         self._state = ""
@@ -204,7 +211,8 @@ class LivePage:
     def newest(self) -> tuple[str, Page]:
         """Return a tag that changes with the runs' files, and the page. Raises UserError for a damaged run."""
         with self._lock:
-            state = fingerprint(self._watched)
+            judgements = (path for at, pattern in self._results for path in sorted(at.glob(pattern)))
+            state = fingerprint([*self._watched, *judgements])
             if self._page is None or state != self._state:
                 self._page, self._state = self._collect(), state
             return self._state, self._page

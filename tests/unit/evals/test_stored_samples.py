@@ -20,6 +20,8 @@ from megasharp.evals.stored_samples import (
     StoredSample,
     journals,
     parts,
+    read_chosen,
+    read_columns,
     read_samples,
     samples_info,
     stored_seconds,
@@ -60,6 +62,10 @@ def test_samples_come_back_in_order_whatever_order_they_came_in(
     SampleStore(tmp_path, replace(INFO, suite="dev")).add(wanted[:1])
     assert len(parts(tmp_path, "dev.1")) > 1 and len(journals(tmp_path, "dev.1")) == 1
     assert read(tmp_path) == wanted
+    chosen = wanted[::3]
+    assert list(read_chosen(tmp_path, "dev.1", {each.key for each in chosen})) == chosen
+    short = read_columns(tmp_path, "dev.1", ["seed", "outcome"])
+    assert short.to_pylist() == [{"seed": each.seed, "outcome": str(each.outcome)} for each in wanted]
     store.finish()
     assert journals(tmp_path, "dev.1") == [] and read(tmp_path) == wanted
     bare = [replace(each, text=None, token_ids=None) for each in wanted]
@@ -67,7 +73,8 @@ def test_samples_come_back_in_order_whatever_order_they_came_in(
     assert samples_info(tmp_path, "dev.1") == INFO
     assert suites_with_samples(tmp_path) == ["dev", "dev.1"]
     assert stored_seconds(tmp_path, "dev.1") == 0.5 * 9
-    assert list(read_samples(tmp_path, "other")) == [] and samples_info(tmp_path, "other") is None
+    assert list(read_samples(tmp_path, "other")) == [] == list(read_chosen(tmp_path, "other", {(0, True, 0)}))
+    assert read_columns(tmp_path, "other", ["seed"]).num_rows == 0 and samples_info(tmp_path, "other") is None
 
 
 def test_a_torn_tail_is_dropped_and_the_next_attempt_goes_on(tmp_path: Path) -> None:

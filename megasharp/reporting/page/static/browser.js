@@ -12,7 +12,7 @@ function rolloutSection(data, state, again) {
   const unique = (key) => [...new Set(rows.map((row) => row[key]))].sort((a, b) => (typeof a === "number" ? a - b : String(a).localeCompare(String(b))));
   const any = (values, name = String) => [["", "all"], ...values.map((value) => [value, name(value)])];
   const search = el("input", { type: "search", value: filter.text, placeholder: "text of prompt or response", "aria-label": "search",
-    oninput: (event) => searched(event.target.value, set("text")) });
+    oninput: (event) => searched("rollouts", event.target.value, set("text")) });
   const controls = el("div", { class: "controls" },
     data.runs.length > 1 && !filter.pair ? choice("run", any(data.runs.map((_, at) => at), (at) => data.runs[at].name), filter.run, set("run")) : null,
     choice("step", any(unique("step")), filter.step, set("step")),
@@ -27,14 +27,15 @@ function rolloutSection(data, state, again) {
   const legend = el("p", { class: "note" }, "Shading: how unlikely the policy held a token when it said it; probability 1 ",
     el("span", { class: "legend-scale" }), " 0. Its number is in the token's hint.");
   const found = rows.filter((row) => passes(row, filter));
-  box.append(controls, legend, filter.pair && data.runs.length > 1 ? sideBySide(data, state, found, again) : listed(data, filter, found, again));
+  box.append(controls, legend, filter.pair && data.runs.length > 1 ? sideBySide(data, state, found, again)
+    : paged("rollouts", filter, found, again, "responses", (row) => card(data, row)));
   return box;
 }
 
-// The section is drawn anew as a whole, so whoever types gets the cursor back into the new field.
-function searched(text, set) {
+// A part is drawn anew as a whole, so whoever types gets the cursor back into the new field.
+function searched(part, text, set) {
   set(text);
-  const field = document.querySelector("#rollouts input[type=search]");
+  const field = document.querySelector(`#${part} input[type=search]`);
   field.focus();
   field.setSelectionRange(text.length, text.length);
 }
@@ -56,15 +57,16 @@ function textOf(row) {
   return row.tokens.length ? row.tokens.join("") : row.text;
 }
 
-function listed(data, filter, found, again) {
+// A few of what was found, as cards, and buttons to the others.
+function paged(name, filter, found, again, what, draw) {
   const pages = Math.max(1, Math.ceil(found.length / CARDS));
   filter.page = Math.min(filter.page, pages - 1);
-  const turn = (by) => el("button", { disabled: filter.page + by < 0 || filter.page + by >= pages, onclick: () => { filter.page += by; again("rollouts"); } },
+  const turn = (by) => el("button", { disabled: filter.page + by < 0 || filter.page + by >= pages, onclick: () => { filter.page += by; again(name); } },
     by < 0 ? "earlier" : "later");
   const start = filter.page * CARDS;
-  return el("div", {}, el("div", { class: "controls" }, el("span", { class: "count" }, `${found.length.toLocaleString("en")} responses`),
+  return el("div", {}, el("div", { class: "controls" }, el("span", { class: "count" }, `${found.length.toLocaleString("en")} ${what}`),
     pages > 1 ? [turn(-1), el("span", {}, `page ${filter.page + 1} of ${pages}`), turn(1)] : []),
-  el("div", { class: "cards" }, found.slice(start, start + CARDS).map((row) => card(data, row))));
+  el("div", { class: "cards" }, found.slice(start, start + CARDS).map(draw)));
 }
 
 // One prompt at one step, of two runs: what each made of it.
@@ -86,11 +88,15 @@ function sideBySide(data, state, found, again) {
   const columns = [left, right].map((run) => {
     const rows = found.filter((row) => row.run === run && key(row) === chosen);
     const correct = rows.filter((row) => row.outcome === "correct").length;
-    return el("div", {}, el("h3", { style: { color: runColour(run) } }, `${data.runs[run].name}: ${correct} of ${rows.length} correct`),
-      el("div", { class: "cards" }, rows.map((row) => card(data, row, true))));
+    return [el("h3", { style: { color: runColour(run) } }, `${data.runs[run].name}: ${correct} of ${rows.length} correct`), rows.map((row) => card(data, row, true))];
   });
   const prompt = found.find((row) => key(row) === chosen).prompt;
-  return el("div", {}, chooser, el("p", {}, `Step ${step}, ${problem.join(" ")}: `, el("code", {}, prompt)), el("div", { class: "pair" }, columns));
+  return el("div", {}, chooser, el("p", {}, `Step ${step}, ${problem.join(" ")}: `, el("code", {}, prompt)), pairOf(columns));
+}
+
+// Columns of a heading and cards each.
+function pairOf(columns) {
+  return el("div", { class: "pair" }, columns.map(([heading, cards]) => el("div", {}, heading, el("div", { class: "cards" }, cards))));
 }
 
 function card(data, row, bare = false) {

@@ -22,7 +22,7 @@ function storePins(names) {
 }
 
 const state = {
-  hidden: new Set(), log: false, smooth: 0, models: null, passLog: false, probes: {}, browser: browserState(), query: "", pins: new Set(storedPins()), open: new Map(),
+  hidden: new Set(), log: false, smooth: 0, models: null, passLog: false, probes: {}, browser: browserState(), stored: storedState(), query: "", pins: new Set(storedPins()), open: new Map(),
 };
 const narrow = window.matchMedia("(max-width: 760px)");
 

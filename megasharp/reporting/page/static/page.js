@@ -184,6 +184,7 @@ function settings() {
 
 const PARTS = {
   pinned: [pinned], curves: [curves, "Curves"], passk: [passk, "pass@k"], candidates: [candidatesPart, "Candidates"], success: [success, "Prompts"],
+  stored: [() => storedSection(data, state, redraw), "Samples"],
   rollouts: [() => rolloutSection(data, state, redraw), "Responses"], errors: [errors, "Code errors"], time: [time, "Time"], settings: [settings, "Settings"],
 };
 
