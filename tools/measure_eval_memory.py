@@ -35,7 +35,6 @@ from megasharp.tasks.countdown import CountdownAnswer
 from megasharp.tasks.judge import DirectJudge, TaskItem
 
 WORDS = 32_000
-POOL = 1 << 20
 # Rates of what the driver must keep up with: GPUs, and tokens a second of each.
 GPUS, OF_A_GPU = 64, 2500
 
@@ -70,8 +69,7 @@ class Synthetic:
 
     def __init__(self, rows: int) -> None:
         self.capacity = rows
-        zipf = 1.0 / torch.arange(1, WORDS + 1)
-        self._pool = torch.multinomial(zipf, POOL, replacement=True, generator=torch.Generator().manual_seed(1))
+        self._shares = torch.cumsum(1.0 / torch.arange(1, WORDS), dim=0)
 
     @contextmanager
     def stream(self, asked: Iterable[Asked], at_once: int) -> Iterator[Iterator[Ended]]:
@@ -90,9 +88,8 @@ class Synthetic:
             yield place, [self._completion(seed, sampling) for seed in request.seeds]
 
     def _completion(self, seed: int, sampling: SamplingParams) -> Completion:
-        start = seed % (POOL - sampling.max_tokens)
-        tokens = self._pool[start : start + sampling.max_tokens].clone()
-        logp = torch.rand(len(tokens)).log()
+        tokens = torch.searchsorted(self._shares, torch.rand(sampling.max_tokens) * self._shares[-1])
+        logp = torch.rand(len(tokens)).clamp(min=1e-6).log()
         top = logp.repeat(3, 1).T.contiguous() if sampling.record_top else None
         return Completion(tokens, logp, logp.clone(), None, (), FinishReason.STOP, seed, entropy=-logp, top_logp=top)
 

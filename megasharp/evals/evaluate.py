@@ -5,7 +5,7 @@ is compared over the same seeds, and a metric does not depend on the order or th
 
 A request is for a few samples of one problem. Requests of many problems are in flight; each is judged when its samples
 have ended, while sampling goes on, and committed to the store. An evaluation with the same identity takes what is
-stored and samples the rest, to the same figures bit for bit, because counting goes by the samples' index.
+stored and samples the rest. Counting goes by the samples' index, so equal samples give equal figures, bit for bit.
 """
 
 from __future__ import annotations

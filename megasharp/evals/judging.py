@@ -13,7 +13,7 @@ from megasharp.common.signals import held
 from megasharp.evals.stored_samples import StoredSample
 
 # Tokens that wait for judging; sampling waits where there are more, so that a slow verifier fills no memory.
-_MOST_WAITING = 1 << 22
+_MOST_WAITING = 1 << 21
 # After an error or a request to save, what has been sampled is judged for so long.
 _GRACE_S = 10.0
 _LOOK_S = 1.0

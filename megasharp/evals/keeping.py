@@ -11,7 +11,7 @@ from megasharp.evals.result import EvalSetting
 from megasharp.evals.sample_store import SampleStore
 from megasharp.evals.stored_samples import FOLDER, SamplesInfo, parts
 
-# Bytes of a sample in a part without its text, and of a token of text and of a token's id (tools/measure_eval.py).
+# Bytes of a sample in a part without its text, of a token of text and of a token id (tools/measure_eval_memory.py).
 _ROW = 100
 _OF_TEXT, _OF_ID = 1.5, 2.5
 _MB = 1 << 20

@@ -202,7 +202,8 @@ class Kept:
 
     Checkpoints are `every` steps apart; `checkpoints` counts the one that is being written while the oldest is still
     there. `tables` and `token_tables` are of so many steps, by retention; `tokens` is the most of one step that is
-    written token by token.
+    written token by token. `samples` are the bytes that all evaluations of one problem take at most, `samples_bound`
+    those of all problems (`eval.keep_mb`).
     """
 
     steps: int
@@ -213,6 +214,8 @@ class Kept:
     token_tables: int
     tokens: int
     tensorboard: bool
+    samples: int = 0
+    samples_bound: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,7 +419,8 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """Bytes that a run has on disk at its end, of every file that is kept. Evaluations and logs are small."""
+    """Bytes that a run has on disk at its end, of every file that is kept. Evaluations' samples, whose problems a plan
+    does not read, are not counted; their figures and logs are small."""
 
     checkpoints: int
     rollouts: int

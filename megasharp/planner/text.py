@@ -198,6 +198,8 @@ def _disk_tree(request: Request, plan: Plan) -> Tree:
         "rollout_tokens_bytes": disk.rollout_tokens,
         "metrics_bytes": disk.metrics,
         "tensorboard_bytes": disk.tensorboard,
+        "samples_bytes_per_problem": kept.samples,
+        "samples_bound_bytes": kept.samples_bound,
         "total_bytes": disk.total,
     }
 
@@ -628,6 +630,9 @@ def _disk(request: Request, plan: Plan) -> Iterator[str]:
         parts.append(f"{_size(disk.rollouts)} of responses{tokens}, of {kept.tables:,} steps (log.rollouts)")
     boards = f", TensorBoard {_size(disk.tensorboard)}" if disk.tensorboard else ""
     parts.append(f"metrics {_size(disk.metrics)}{boards}")
+    if kept.samples:
+        bound = f"texts up to {_size(kept.samples_bound)} in all (eval.keep, eval.keep_mb)"
+        parts.append(f"besides, at most {_size(kept.samples)} of samples for each problem that is evaluated, {bound}")
     yield from _wrapped("disk", f"{_size(disk.total)} after {kept.steps:,} steps: {'; '.join(parts)}")
 
 

@@ -184,4 +184,4 @@ class Evaluator:
             target = self.folder.superseded / folder.relative_to(self.folder.root) / FOLDER
             for path in (*parts(folder, setting.suite), *journals(folder, setting.suite)):
                 set_aside(path, free_name(target / path.name))
-        return Keeping(self.folder.root, config.keep, config.keep_mb).open(folder, setting, self.log.note)
+        return Keeping(folder.parent, config.keep, config.keep_mb).open(folder, setting, self.log.note)

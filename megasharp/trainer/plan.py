@@ -27,6 +27,7 @@ from megasharp.config.hub import cached_model, is_hub_id, model_place
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import CONFIG_FILE, model_folder
+from megasharp.evals.keeping import expected_bytes
 from megasharp.planner.formulas import Lengths
 from megasharp.planner.memory import stages
 from megasharp.planner.records import (
@@ -374,7 +375,20 @@ def _kept(config: RunConfig) -> Kept:
         token_tables=sum(tables.keeps_tokens(step, steps) for step in done) if tables and tables.tokens else 0,
         tokens=tables.tokens if tables else 0,
         tensorboard=config.log.tensorboard,
+        samples=_samples_of_a_problem(config),
+        samples_bound=config.eval.keep_mb << 20,
     )
+
+
+def _samples_of_a_problem(config: RunConfig) -> int:
+    """Return the bytes that the samples of one problem take in all evaluations of the run, at most."""
+    asked = config.eval
+    if not asked.suites:
+        return 0
+    scheduled = range(asked.every, config.steps + 1, asked.every) if asked.every else ()
+    evaluations = len({*scheduled, config.steps, *([0] if asked.at_start else [])}) * (1 + asked.with_memory)
+    longest = asked.max_response_tokens or config.data.largest_response
+    return evaluations * expected_bytes(asked.n + 1, longest, asked.keep)
 
 
 def _engines(config: RunConfig, where: str) -> Engines | None:
