@@ -39,7 +39,7 @@ from megasharp.tasks.reward_import import look_beside
 from megasharp.tasks.tokenizer import load_tokenizer
 from megasharp.trainer.eval_endpoint import Endpoint, EndpointOptions
 from megasharp.trainer.eval_source import CHECKPOINT, Subject, config_of, engine_of, engines_of, hf_folder, measured
-from megasharp.trainer.resolve.prompt_format import asking_of, check_markers, checked_name
+from megasharp.trainer.resolve.prompt_format import asking_of, check_mark, check_markers, checked_name
 from megasharp.trainer.reward_judge import RewardJudge, check_judging, own_rewards, training_items
 
 # Characters of a digest that tell two evaluations apart.
@@ -174,6 +174,7 @@ def _subject(asked: Asked, source: Path | None, bos: bool | None, note: Say) -> 
 
     def check(suites: Sequence[Suite]) -> None:
         check_markers("", suites, tokenizer, "eval", "--prompt")
+        check_mark(asked.reward.answer_after, tokenizer, "eval: --answer-after")
 
     @contextmanager
     def engine(logs: Path) -> Iterator[Engine]:

@@ -8,7 +8,7 @@ from typing import Any
 from megasharp.common.errors import UserError
 from megasharp.common.terminal import visible
 from megasharp.config.core import Tree
-from megasharp.config.data import DataSource, MixedSource
+from megasharp.config.data import AUTO, DataSource, MixedSource
 from megasharp.config.run_config import RunConfig
 from megasharp.evals.suites import OWN, Asking, Suite
 from megasharp.tasks.judge import TaskItem
@@ -84,6 +84,15 @@ def check_words(data: DataSource, tokenizer: TextTokenizer, where: str) -> None:
                 f"{where}: {key} has {found[0]} in it: it is the text of a message, and the model's own chat template "
                 "writes special tokens; leave them out"
             )
+
+
+def check_mark(mark: str, tokenizer: TextTokenizer, key: str) -> None:
+    """Raise UserError for a mark of final answers that no response's text has: special tokens are left out of it."""
+    if mark != AUTO and mark not in tokenizer.decode(tokenizer.encode(mark)):
+        raise UserError(
+            f"{key}: {mark!r} is a special token of {tokenizer.backend.name_or_path}, which the texts of responses are "
+            "without, so every response would be wrong; name a mark that is text"
+        )
 
 
 def check_markers(

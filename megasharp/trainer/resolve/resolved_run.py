@@ -47,7 +47,7 @@ from megasharp.trainer.resolve.models import (
     open_model,
     training_problems,
 )
-from megasharp.trainer.resolve.prompt_format import asking_of, check_markers, check_words
+from megasharp.trainer.resolve.prompt_format import asking_of, check_mark, check_markers, check_words
 from megasharp.trainer.resolve.recipes import build_recipes, check_prolonged, resolved_config
 from megasharp.trainer.reward_judge import check_judging, judged_tasks
 
@@ -111,6 +111,7 @@ def check(
     check_named(config, where)
     model, architecture = open_model(config.model.path, config.model.revision, commits.get(MODEL_KEY), weights)
     tokenizer = load_tokenizer(model.description).with_bos(config.data.bos)
+    check_mark(config.reward.answer_after, tokenizer, f"{where}: reward.answer_after")
     for source in config.data.sources if not begun else ():
         check_words(source, tokenizer, where)
     # Before all prompts are tokenized, whose lengths say how long a response may be at most.

@@ -93,6 +93,13 @@ def test_a_turn_s_end_at_which_responses_do_not_stop_is_told(resolve: Resolve, m
     )
 
 
+def test_a_mark_of_answers_that_no_text_of_a_response_has_is_refused(resolve: Resolve) -> None:
+    with pytest.raises(UserError, match=r"run.yaml: reward.answer_after: '<\|im_end\|>' is a special token of .*qwen,"):
+        resolve("qwen", "reward.answer_after=<|im_end|>")
+    for mark in ("auto", "", "</think>"):
+        resolve("qwen", f"reward.answer_after='{mark}'")
+
+
 def test_markers_that_are_no_tokens_of_the_model_are_refused(resolve: Resolve) -> None:
     with pytest.raises(
         UserError, match=r"run.yaml: it asks by boxed_chatml, whose <\|im_start\|> is no token of .*llama;"
