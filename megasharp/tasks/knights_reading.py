@@ -89,7 +89,7 @@ _MARKS = str.maketrans("", "", "\"{}'`")
 
 
 class _Reader:
-    """What was said so far; `listed` is the role of a list that goes on, `waiting` are names before "are knights".
+    """The roles said so far; `listed` is the role of a list that goes on, `waiting` are names before "are knights".
 
     A denial ("it is not true that ...") may reach over what follows it, so all that follows must be denied too.
     """

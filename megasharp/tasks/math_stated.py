@@ -45,7 +45,7 @@ _SAID = re.compile(r"\s*(?:\\[A-Za-z]+|[A-Za-z])(?:_\{?\w+\}?)?\s*=\s*\S.*|\s*-?
 
 @dataclass(frozen=True, slots=True)
 class Commitment:
-    """What a response commits to: texts of one answer, more than one where several boxes are joined.
+    """The answer that a response commits to: texts of it, more than one where several boxes are joined.
 
     `all_boxes` are the contents of every box, where a box is the answer: parts of a known list may be spread over them.
     """
@@ -92,6 +92,6 @@ def _stated(text: str, after: int) -> tuple[str, int] | None:
 
 
 def _concluded(text: str) -> str | None:
-    """What the last line says after a therefore sign: a number, or a name and its value."""
+    """Return the end of the last line after a therefore sign: a number, or a name and its value."""
     match = _THEREFORE.match(ending(text).rstrip().rpartition("\n")[2])
     return match["said"].strip() if match and _SAID.fullmatch(match["said"]) else None

@@ -15,8 +15,8 @@ from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import Say
 from megasharp.evals.suites import Suite
 from megasharp.rollout.endpoint import Style
-from megasharp.rollout.endpoint.engine import EndpointEngine, EndpointSettings, Patience, model_of
-from megasharp.rollout.endpoint.server import KEY_VARIABLE, Address, Server
+from megasharp.rollout.endpoint.endpoint_engine import EndpointEngine, EndpointSettings, Patience, model_of
+from megasharp.rollout.endpoint.http_calls import KEY_VARIABLE, Address, Server
 from megasharp.rollout.step_request import Engine
 from megasharp.tasks.prompts import template_named
 
@@ -64,7 +64,7 @@ class Endpoint:
 
     @property
     def identity(self) -> dict[str, str]:
-        """What samples depend on; the weights behind a name may change, which nothing here can see."""
+        """All that samples depend on; the weights behind a name may change, which nothing here can see."""
         several = (
             {"samples_per_call": str(self._settings.samples_per_call)} if self._settings.samples_per_call > 1 else {}
         )

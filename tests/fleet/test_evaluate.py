@@ -15,7 +15,7 @@ from megasharp.common.errors import UserError
 from megasharp.evals.groups import Settings
 from megasharp.evals.stored_samples import read_samples
 from megasharp.rollout.endpoint import Style
-from megasharp.rollout.endpoint.server import KEY_VARIABLE
+from megasharp.rollout.endpoint.http_calls import KEY_VARIABLE
 from megasharp.trainer.eval_endpoint import EndpointOptions
 from megasharp.trainer.evaluation import Asked, evaluate_source
 

@@ -21,7 +21,7 @@ import torch
 
 from megasharp.common.records import Completion, FinishReason, GenerateRequest, SamplingParams
 from megasharp.rollout.endpoint import Style
-from megasharp.rollout.endpoint.server import Failed
+from megasharp.rollout.endpoint.http_calls import Failed
 
 Json = Mapping[str, Any]
 
@@ -41,7 +41,7 @@ _SEEDS = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What a server is sent: the call, the name of a limit of tokens, and the fields that it does not know."""
+    """The form of calls that a server takes: path, name of the limit of tokens, and fields that it does not know."""
 
     style: Style
     limit: str = _LIMITS[0]

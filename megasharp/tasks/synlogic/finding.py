@@ -73,7 +73,7 @@ def narrow(text: str) -> str:
 
 
 def words_after(text: str) -> str:
-    """What follows the last bracket, brace, fence or bold sign of a response; empty where there is none of these."""
+    """Return the text behind the last bracket, brace, fence or bold sign; empty where there is none of these."""
     ends = [text.rfind(sign) + len(sign) for sign in _ENDS if sign in text]
     return text[max(ends) :] if ends else ""
 

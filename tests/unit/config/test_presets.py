@@ -55,7 +55,7 @@ def is_group(file: Path) -> bool:
 
 
 def is_data(file: Path) -> bool:
-    """What reasoning-gym is to generate."""
+    """Data sets for reasoning-gym to generate."""
     return file.parent == REPOSITORY / "configs" / "gym"
 
 

@@ -13,7 +13,7 @@ from cases import each_case
 from megasharp.common.errors import UserError
 from megasharp.evals.groups import Settings
 from megasharp.evals.stored_samples import read_samples
-from megasharp.rollout.endpoint.server import KEY_VARIABLE
+from megasharp.rollout.endpoint.http_calls import KEY_VARIABLE
 from megasharp.trainer.eval_endpoint import EndpointOptions
 from megasharp.trainer.evaluation import Asked, evaluate_source
 from tests.unit.rollout.endpoint.standin_server import Json, StandinServer, chat, serving

@@ -15,8 +15,8 @@ from waiting import HANG_S, wait_until
 from megasharp.common.errors import RunFailed, UserError
 from megasharp.common.records import Completion, FinishReason, GenerateRequest, SamplingParams
 from megasharp.rollout.endpoint import Style
-from megasharp.rollout.endpoint.engine import EndpointEngine, EndpointSettings, Patience, model_of
-from megasharp.rollout.endpoint.server import KEY_VARIABLE, Address, Server
+from megasharp.rollout.endpoint.endpoint_engine import EndpointEngine, EndpointSettings, Patience, model_of
+from megasharp.rollout.endpoint.http_calls import KEY_VARIABLE, Address, Server
 from tests.unit.rollout.endpoint.standin_server import Json, Script, StandinServer, chat, error, serving
 
 PLAIN = SamplingParams(64)

@@ -21,7 +21,7 @@ from megasharp.common.errors import NotSampled, RunFailed, UserError
 from megasharp.common.records import Completion, GenerateRequest, SamplingParams
 from megasharp.rollout.endpoint import Style
 from megasharp.rollout.endpoint.dialect import Dialect, completions
-from megasharp.rollout.endpoint.server import KEY_VARIABLE, Address, Answer, Call, Failed, Late, Server
+from megasharp.rollout.endpoint.http_calls import KEY_VARIABLE, Address, Answer, Call, Failed, Late, Server
 from megasharp.rollout.streaming import Asked, Ended, Stream, answered
 
 # The request is at fault, not the server.
