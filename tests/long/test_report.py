@@ -26,6 +26,7 @@ from waiting import HANG_S
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "reporting" / "report"))
 
 from page_runs import EVIL, make_run, result
+from page_samples import samples, store
 
 from megasharp.cli.report import write_report
 from megasharp.evals.result_files import save
@@ -317,6 +318,43 @@ def test_charts_that_are_zero_throughout_are_folded_away(page: webdriver.Chrome)
     assert not find(page, "[data-figure='eval/dev/infra']")[0].is_displayed()
     page.execute_script("arguments[0].firstChild.click(); arguments[0].scrollIntoView()", box)
     WebDriverWait(page, HANG_S).until(lambda driver: find(driver, "[data-figure='eval/dev/infra'] canvas"))
+
+
+def of_stored(browser: webdriver.Chrome, label: str, value: str) -> None:
+    Select(find(browser, f"#stored select[aria-label='{label}']")[0]).select_by_value(value)
+
+
+def test_stored_samples_are_filtered_and_set_side_by_side(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    """Two judgements of one model, then two models; no hostile text runs, turns its neighbours around or widens it."""
+    root = make_run(tmp_path / "s", name="s")
+    evals = root / "evals"
+    store(evals / "step_000000", samples(4, lambda number, index: index < number), step=0, label="s")
+    store(evals / "step_000006", samples(4, lambda number, index: index < 3, 1), label="s")
+    again = samples(4, lambda number, index: index < 3 + (number == 2), 1)
+    store(evals / "step_000006" / "rejudged", again, label="s", keep="answers", judged="again")
+    logs(browser)
+    browser.get(write_report([root], None).as_uri())
+    # Of each problem 6 samples and a greedy one, which is as its first.
+    for verdict, number in (("correct", 4 * 4), ("wrong", 4 * 3), ("changed", 1), ("", 4 * 7)):
+        of_stored(browser, "verdict", verdict)
+        assert texts(browser, "#stored .count") == [f"{number} samples"]
+    of_stored(browser, "samples of", "s 0")
+    of_stored(browser, "beside", "s 6: first judgement")
+    of_stored(browser, "verdict", "changed")
+    assert texts(browser, "#stored .count") == ["3 problems"], "p3 is solved by three samples of both"
+    assert texts(browser, "#stored .pair h3") == ["s 0", "s 6: first judgement"]
+    assert [len(find(browser, f"#stored .pair > :nth-child({column}) .card")) for column in (1, 2)] == [7, 7]
+    turned = """const at = (part) => [part.getBoundingClientRect().top, part.getBoundingClientRect().left];
+        const spans = [...document.querySelectorAll('#stored .card header > span')];
+        const parts = spans.map((one) => [...one.querySelectorAll('bdi')]);
+        return parts.filter((some) => some.length > 1).map((some) => some.map(at));"""
+    pairs = browser.execute_script(turned)
+    assert pairs and all(answer < detail for answer, detail in pairs), "an answer of marks stays before the detail"
+    at_width(browser, 390)
+    root_element = "document.documentElement"
+    assert browser.execute_script(f"return {root_element}.scrollWidth === {root_element}.clientWidth")
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert browser.title == "s" and find(browser, "img") == [] and logs(browser)[0] == []
 
 
 def test_parts_are_folded_on_a_phone(page: webdriver.Chrome, address: str) -> None:

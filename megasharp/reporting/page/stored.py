@@ -32,7 +32,7 @@ from megasharp.reporting.page.records import (
 from megasharp.reporting.page.stored_counts import Counted, Key, Source, gather
 
 # On the page: problems of a suite, samples of a problem in one set and in all sets, letters of all.
-SHOWN_PROBLEMS, SHOWN_SAMPLES, OF_PROBLEM = 32, 8, 24
+SHOWN_PROBLEMS, SHOWN_SAMPLES, OF_PROBLEM = 32, 8, 48
 MOST_LETTERS = 2_000_000
 # Letters of a response that is longer than both together; its answer is at its end.
 BEGINNING, END = 1_000, 3_000

@@ -12,7 +12,9 @@ function storedSection(data, state, again) {
   const suite = data.stored.find((one) => one.suite === filter.suite) || data.stored[0];
   const sides = sidesOf(suite, filter);
   const set = (key) => (value) => { filter[key] = value; filter.page = 0; again("stored"); };
-  const found = suite.rows.filter((row) => [sides.left, sides.right].some((side) => side && row.set === side.of && passesStored(suite, row, side, sides, filter)));
+  // Two judgements share their samples: the left one's verdicts count.
+  const of = sides.two ? [sides.left, sides.right] : [sides.left];
+  const found = suite.rows.filter((row) => of.some((side) => row.set === side.of && passesStored(suite, row, side, sides, filter)));
   return part(...heading, el("p", { class: "note" }, suite.note), judgementTable(suite), storedControls(data, suite, sides, filter, set, () => {
     state.stored = { ...storedState(), suite: filter.suite, left: filter.left, right: filter.right };
     again("stored");
@@ -87,10 +89,12 @@ function passesStored(suite, row, side, sides, filter) {
     (filter.text === "" || words().includes(filter.text.toLowerCase()));
 }
 
-// One problem and the samples of two models.
+// One problem and the samples of two models; those that they solve most unequally come first.
 function twoSets(suite, sides, filter, found, again) {
   const both = [sides.left, sides.right];
-  const places = [...new Set(found.map((row) => row.problem))].sort((a, b) => a - b);
+  const share = (place, side) => { const [samples, correct] = suite.problems[place].counts[side.of][side.at]; return samples ? correct / samples : 0; };
+  const gap = (place) => Math.abs(share(place, sides.left) - share(place, sides.right));
+  const places = [...new Set(found.map((row) => row.problem))].sort((a, b) => gap(b) - gap(a) || a - b);
   if (!places.length) return el("p", { class: "count" }, "0 problems, with these filters.");
   filter.page = Math.min(filter.page, places.length - 1);
   const problem = suite.problems[places[filter.page]];
