@@ -60,10 +60,11 @@ def chosen_label(text: str, options: Mapping[str, str]) -> str | None:
     said, start = stated[-1] if stated else ("", 0)
     label = label_in(said.strip(), options) if stated else None
     if stated and (label is not None or not found):
-        return None if taken_back(text[end + start :]) else label
+        return None if taken_back(text[end + start :], label or "") else label
     if found:
         labels = {label_in(each, options) for each in joined_boxes(text)[0]}
-        return labels.pop() if len(labels) == 1 and not taken_back(text[end:]) else None
+        label = labels.pop() if len(labels) == 1 else None
+        return None if label is None or taken_back(text[end:], label) else label
     chosen = [next(filter(None, match.groups())) for match in _CHOSEN.finditer(text[-_MOST:])]
     tag = last_tag(text)
     return label_in(chosen[-1] if chosen else tag if tag is not None else text[: _MOST + 1], options)

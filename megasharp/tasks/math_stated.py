@@ -17,18 +17,24 @@ from megasharp.tasks.retraction import taken_back
 
 # Words after a number that make another one of it.
 _CHANGING = (
-    r"(?:or|and|to|times|plus|minus|over|by|divided|multiplied|squared|cubed|factorial|choose|mod|modulo|raised|half"
-    r"|halves|thirds|quarters|tenths|hundredths|dozen|hundred|thousand|million|billion|trillion|pi|sqrt|sin|cos|tan|log"
+    r"(?:or|maybe|perhaps|possibly|alternatively|otherwise|and(?! not\b)|to|times|plus|minus|over|by|divided|multiplied"
+    r"|squared|cubed|factorial|choose|mod|modulo|raised|half|halves|thirds|quarters|tenths|hundredths|dozen|hundred|thousand|million|billion|trillion|pi|sqrt|sin|cos|tan|log"
     r"|ln|exp)\b"
 )
+_REASON = r"\b(?:because|since|as|than|not|exclud\w*)\b"
 # Text that leaves the number before it as it is: signs that close, then the end of line or sentence, words, a unit.
 _UNCHANGED = (
+    # Not "5 apples or 6", but "5, since 6 or 7 ..."
+    rf"(?!(?:(?!{_REASON})[^.(])*\bor\s+[$\\(]*-?\d)"
     r"(?:[\s*$)\]}]|\\[)\],;: ]|\^\s*\{?\\circ\}?)*"
     rf"(?:$|[.?](?:[\s*$\\)\]\"']|$)|[,;:]\s+(?!{_CHANGING})[A-Za-z]{{2}}|[,;:]\s*$"
     rf"|(?<=[\s*$)])(?!{_CHANGING})(?:[A-Za-z][A-Za-z']+|[msgh])(?![A-Za-z0-9({{\\])"
     # A counted thing of a language without spaces, but no sign that multiplies.
     r"|(?![万亿兆百千分半余多或和])[\u3040-\u9fff]"
-    r"|(?:[cmk]m|kg|ft|mph)(?![A-Za-z])|\\(?:text|textrm|mathrm|mbox)\s*\{\s*[A-Za-z])(?!.*\bor\s+[$\\(]*-?\d)"
+    r"|(?:[cmk]m|kg|ft|mph)(?![A-Za-z])|\\(?:text|textrm|mathrm|mbox)\s*\{\s*[A-Za-z]"
+    # A remark, as in "5 (not 6)".
+    rf"|\s?\((?!{_CHANGING})[A-Za-z]{{2}}"
+    ")"
 )
 _NUMBER = re.compile(
     r"[\s$*(\\]*?(-?\s?\$?(?:\\[dt]?frac\{\d+\}\{\d+\}|\d+(?:,\d+)*(?:\.\d+)?(?:\s?/\s?\d+)?)"
@@ -39,6 +45,10 @@ _FORMULA = re.compile(
 )
 _THEREFORE = re.compile(
     r"^[\s$*]*(?:\\\(\s*)?\\therefore(?![A-Za-z])(?:\\[,;: ]|\s)*(?P<said>[^\n$]{1,400}?)(?:[\s$*.]|\\\))*$"
+)
+_SUPPOSED = re.compile(
+    r"\b(?:suppose|assume|imagine|pretend|if the|(?:might|may|could|would) (?:think|say|believe|guess|expect)|claims?|thinks?)\b",
+    re.IGNORECASE,
 )
 _SAID = re.compile(r"\s*(?:\\[A-Za-z]+|[A-Za-z])(?:_\{?\w+\}?)?\s*=\s*\S.*|\s*-?[\d\\].*")
 
@@ -66,17 +76,17 @@ def commitment(text: str, line: bool = False) -> Commitment | None:
     stated = _stated(text, end)
     if stated is not None:
         said, end = stated
-        return Commitment((said,), taken_back=taken_back(text[end:]))
+        return Commitment((said,), taken_back=taken_back(text[end:], said))
     if found:
         last = tuple(dict.fromkeys(joined_boxes(text)[0]))
-        return Commitment(last, tuple(box.contents for box in found), taken_back(text[end:]))
+        return Commitment(last, tuple(box.contents for box in found), taken_back(text[end:], ", ".join(last)))
     said = (last_line(text) if line else None) or _concluded(text) or ""
     return Commitment((said,)) if said else None
 
 
 def _stated(text: str, after: int) -> tuple[str, int] | None:
     """The number or formula of the last statement after a place, and where it ends; None where it has none."""
-    found = statements(text[after:])
+    found = [(said, start) for said, start in statements(text[after:]) if not _supposed(text, after + start)]
     if not found:
         return None
     said, start = found[-1]
@@ -89,6 +99,12 @@ def _stated(text: str, after: int) -> tuple[str, int] | None:
         return None
     group = formula.lastgroup or ""
     return formula[group], after + start + formula.end(group)
+
+
+def _supposed(text: str, at: int) -> bool:
+    """Return whether a sentence only supposes the answer that it states, or ascribes it to others."""
+    start = max(text.rfind(mark, 0, at) for mark in ".!?\n") + 1
+    return bool(_SUPPOSED.search(text, start, at))
 
 
 def _concluded(text: str) -> str | None:
