@@ -82,9 +82,11 @@ _OPERATORS = {
 }
 _COMMANDS = ((r"\times", "*"), (r"\cdot", "*"), (r"\ast", "*"), (r"\div", "/"), ("[", "("), ("]", ")"))
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+_MARKED = re.compile(r"^(`|\*\*)([^`]*)\1$")
 # The letter between two operands.
 _TIMES = re.compile(r"(?<=[\d)])\s*[xX]\s*(?=[\d(])")
-_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
+_NUMBER = re.compile(r"(\d{1,9})(?:\.0+)?\.?", re.ASCII)
+_EQUALS = re.compile(r"==?")
 
 
 def spelled(text: str) -> str:
@@ -100,7 +102,7 @@ def spelled(text: str) -> str:
     while fraction is not None:
         text = _FRACTION.sub(r"((\1)/(\2))", text)
         fraction = _FRACTION.search(text)
-    text = undressed(text).translate(_OPERATORS)
+    text = undressed(_MARKED.sub(r"\2", text)).translate(_OPERATORS)
     for command, sign in _COMMANDS:
         text = text.replace(command, sign)
     return _TIMES.sub(" * ", text)
@@ -131,11 +133,12 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
 
 def _sides(text: str) -> tuple[str, int | None]:
     """Return the expression of an equation and the value on its other side; the whole text and None for another one."""
-    left, equals, right = (each.strip() for each in text.partition("="))
-    if equals and _NUMBER.fullmatch(right):
-        return left, int(right)
-    if equals and _NUMBER.fullmatch(left):
-        return right, int(left)
+    sides = [each.strip() for each in _EQUALS.split(text)]
+    if len(sides) == 2:
+        for expression, value in (sides, reversed(sides)):
+            number = _NUMBER.fullmatch(value)
+            if number is not None:
+                return expression, int(number[1])
     return text, None
 
 

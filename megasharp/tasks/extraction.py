@@ -41,7 +41,7 @@ _BETWEEN = re.compile(
 _EMPTY = re.compile(r"(?:\s|\\(?:ldots|dots|cdots|quad|text\{\s*\}|[,;! ])|\.\.\.|\?|_|[$~])*")
 # "The answer is" in the languages in which models answer; and a heading of that one word.
 _WORDS = (
-    r"\banswer is|\banswer:|####|^[#*\s]{1,8}(?:final )?answer[*:]*(?=[ \t]*(?:\n|\$))",
+    r"\banswer (?:is|equals)|\banswer:|####|^[#*\s]{1,8}(?:final )?answer[*:]*(?=[ \t]*(?:\n|\$))",
     "答案(?:是|为|\uff1a|:)|答え(?:は|\uff1a|:)",
     r"\bla respuesta (?:final )?es|\brespuesta:|\ba resposta (?:final )?é|\bresposta:",
     r"\bla réponse (?:finale )?est|\bréponse\s?:|\bdie Antwort (?:ist|lautet)|\bAntwort:",

@@ -1,6 +1,7 @@
 """The part of a response in which its answer is looked for: what stands after thinking, and is not cut off.
 
-Thinking is no answer. What a verifier reads stands after the last `</think>`, and before a `<think>` that opens again.
+Thinking is no answer. What a verifier reads stands after the last `</think>`, and before a `<think>` that opens again;
+other families' marks of thinking (`THINKING`) are as good.
 Where thinking was opened, by the end of the prompt or by the response itself, and never closed, there is nothing to
 read. A response that met the limit of tokens counts where its answer stands complete: a closed box or closed tags, or
 a statement that goes on after the answer. For that `CUT`, a sign that is part of no answer, stands for the word
@@ -12,7 +13,8 @@ user's own function gets whole responses, and may ask `final_text` itself.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from megasharp.common.records import THINKING_OPEN, Outcome, Verdict
@@ -22,7 +24,19 @@ from megasharp.tasks.judge import Item, Judge
 from megasharp.tasks.own_reward import is_own
 from megasharp.tasks.table import TASKS, Reading
 
-THINKING_ENDS = "</think>"
+# What opens thinking, and what closes it: of most families (QwQ, Qwen3, DeepSeek-R1), Magistral, Kimi, Seed-OSS,
+# Open-R1's and Sky-T1's data, gpt-oss (whose last channel is the answer).
+THINKING = {
+    "<think>": "</think>",
+    "<thinking>": "</thinking>",
+    "<thought>": "</thought>",
+    "<reasoning>": "</reasoning>",
+    "[THINK]": "[/THINK]",
+    "\u25c1think\u25b7": "\u25c1/think\u25b7",
+    "<seed:think>": "</seed:think>",
+    "<|begin_of_thought|>": "<|end_of_thought|>",
+    "<|channel|>analysis<|message|>": "<|channel|>final<|message|>",
+}
 CUT_OFF = "cut off before its answer was complete"
 
 
@@ -37,9 +51,11 @@ class AnswerRule:
     truncated: Truncated = "by_answer"
 
     @property
-    def mark(self) -> str:
-        """The text behind which an answer stands; empty where it may stand anywhere."""
-        return THINKING_ENDS if self.after == AUTO else self.after
+    def marks(self) -> Mapping[str, str]:
+        """The texts behind which an answer stands, by what opens that part; empty where it may stand anywhere."""
+        if self.after == AUTO:
+            return THINKING
+        return {_opening(self.after): self.after} if self.after else {}
 
     @property
     def in_words(self) -> str:
@@ -66,7 +82,7 @@ class Final:
 
 def opens_thinking(prompt: str) -> bool:
     """Return True where a prompt, as the model reads it, ends in `<think>`: its responses begin inside of thinking."""
-    return prompt.rstrip().endswith(_opening(THINKING_ENDS))
+    return prompt.rstrip().endswith(tuple(THINKING))
 
 
 def final_text(
@@ -81,22 +97,24 @@ def final_text(
     rule = rule or AnswerRule()
     if truncated and rule.truncated == "wrong":
         return Final(None, CUT_OFF)
-    if rule.mark:
+    if rule.marks:
         asked = in_thinking or rule.after != AUTO
-        _, closed, final = text.rpartition(rule.mark)
-        before, opened, _ = final.partition(_opening(rule.mark) or rule.mark)
-        if not closed and (asked or (opened and not before.strip())):
+        start = max((text.rfind(mark) + len(mark) for mark in rule.marks.values() if mark in text), default=0)
+        opened = min((place for place in (text.find(mark, start) for mark in rule.marks) if place >= 0), default=None)
+        final = text[start:opened]
+        if not start and (asked or (opened is not None and not final.strip())):
             return Final(None, THINKING_OPEN)
         # What is cut off then is thinking.
-        text, truncated = before, truncated and not opened
+        text, truncated = final, truncated and opened is None
     if truncated and rule.truncated == "by_answer":
         return Final(None, CUT_OFF) if _answers_again(text) else Final(_cut(text))
     return Final(text)
 
 
 def _opening(mark: str) -> str:
-    """Return the tag that a closing tag closes, `<think>` of `</think>`; empty for another mark."""
-    return f"{mark[0]}{mark[2:]}" if mark[1:2] == "/" else ""
+    """Return the tag that a closing tag closes, `<think>` of `</think>`; the mark itself where it closes none."""
+    known = next((opening for opening, closing in THINKING.items() if closing == mark), None)
+    return known or (f"{mark[0]}{mark[2:]}" if mark[1:2] == "/" else mark)
 
 
 def _cut(text: str) -> str:
@@ -108,9 +126,18 @@ def _cut(text: str) -> str:
 
 
 def _answers_again(text: str) -> bool:
-    """Return whether a box or a tag is cut off that may hold another answer than the one before it."""
+    """Return whether another answer than the one before it may have been cut off: in a box or tag, or in a doubt."""
+    if _DOUBT_BEGUN.search(text) or _BOX_BEGUN.search(text):
+        return True
     pairs = ((open_box(text), last_box(text)), (open_tag(text), last_tag(text)))
     return any(begun is not None and not (whole or "").startswith(begun) for begun, whole in pairs)
+
+
+# Another box that is joined to the one before it.
+_BOX_BEGUN = re.compile(r"(?:\bor\b|\band\b|,)[\s$]*\\(?:b(?:o(?:x(?:e(?:d(?:\{\s*)?)?)?)?)?)?$")
+_DOUBT_BEGUN = re.compile(
+    r"(?:[.!?}$\n]|\A)[\s$.]*(?:wait|but|however|hmm|actually|no|oh|sorry|oops)\b[^.!?\n]*$", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)

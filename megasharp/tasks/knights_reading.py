@@ -30,7 +30,7 @@ _LATEX_BREAK = re.compile(r"\\\\(?:\[[^\]]*\])?|\\q?quad\b|\\(?:begin|end)\s*\{[
 _TABLE_ROW = re.compile(r"^\s*\|\s*([^|\n]*?)\s*\|\s*([^|\n]*?)\s*\|\s*$", re.MULTILINE)
 _RULE = re.compile(r"^[\s|:-]*-{3}[\s|:-]*$|^\s*`{3}\w*\s*$", re.MULTILINE)
 _HEADER = re.compile(r"(?:name|person|people|islander|role|type|kind|identity)s?", re.IGNORECASE)
-_PARTS = re.compile(r"[,;\n]|\.(?=\s|$)|(?:^|(?<=\s))\(?\d{1,2}[.)](?=\s)|\b(?:and|but|while|whereas)\b", re.IGNORECASE)
+_PARTS = re.compile(r"[,;\n]|[.!](?=\s|$)|(?:^|(?<=\s))\(?\d{1,2}[.)](?=\s)|\b(?:and|but|while|whereas)\b", re.IGNORECASE)
 _INTRODUCTION = re.compile(
     r"(?:(?:so|then|thus|hence|therefore|in conclusion|finally)\b[,:]?\s*"
     r"|(?:the|my|our)?\s*(?:final\s+)?(?:answer|solution)\s*(?:is|:)\s*:?\s*)+",
@@ -40,12 +40,13 @@ _REASON = re.compile(r"\s(?:because|since|as|for)\s.*", re.IGNORECASE | re.DOTAL
 _DENIED = re.compile(r"(?:it is not true that|it is false that|it is not the case that)\s+", re.IGNORECASE)
 _IS = r"(?:is|are|must be|has to be|have to be)"
 _STATEMENT = re.compile(
-    rf"(?P<name>\w+)\s*(?:\b{_IS}\b|[:=]|-+>?|→|=>)\s*(?:(?P<not>not)\s+|(?:both|all)\s+)?(?:an?\s+|the\s+)?"
+    rf"(?P<name>\w+)\s*(?:\b{_IS}\b|[:=]|-+>?|→|=>)\s*(?:(?P<not>not)\s+|(?:both|all|indeed|clearly)\s+)?(?:an?\s+|(?:the|our)\s+(?:only\s+)?)?"
     r"(?P<role>\w+)"
     r"|(?P<named>\w+)\s*[(\[]\s*(?:an?\s+|the\s+)?(?P<bracketed>\w+)\s*[)\]]"
     r"|(?P<short>\w+)\s+(?:an?|the)\s+(?P<same>\w+)",
     re.IGNORECASE,
 )
+_TURNED = re.compile(r"(?:the|our)\s+(?:only\s+)?(?P<role>\w+)\s+(?:is|must be)\s+(?P<name>\w+)", re.IGNORECASE)
 _LIST = re.compile(r"(?:the\s+)?(?P<role>\w+)\s*(?:are\b|is\b)?\s*:\s*(?P<first>.*)", re.IGNORECASE | re.DOTALL)
 _NEITHER = re.compile(
     rf"neither\s+(?P<one>\w+)\s+nor\s+(?P<other>\w+)\s+{_IS}\s+(?:an?\s+)?(?P<role>\w+)", re.IGNORECASE
@@ -136,6 +137,7 @@ class _Reader:
         if key(bare) in self._names and not denied:
             self._waiting.append(bare)
             return
+        part = _TURNED.sub(r"\g<name> is a \g<role>", part) if self._is_turned(part) else part
         match = _STATEMENT.fullmatch(part)
         name = match and (match["name"] or match["named"] or match["short"])
         role = match and (match["role"] or match["bracketed"] or match["same"]).casefold()
@@ -148,6 +150,11 @@ class _Reader:
         for each in (*self._waiting, name):
             self._say(each, knight)
         self._waiting = []
+
+    def _is_turned(self, part: str) -> bool:
+        """Return whether a statement is "the knight is Alice"."""
+        match = _TURNED.fullmatch(part)
+        return match is not None and match["role"].casefold() in self._roles
 
     def _say(self, name: str, knight: bool) -> None:
         if key(name) not in self._names:

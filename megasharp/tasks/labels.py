@@ -8,7 +8,7 @@ ruled out ("B, not A") is no choice.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from megasharp.tasks.extraction import CUT, boxes, displayed, joined_boxes, last_tag, own_part, statements
 from megasharp.tasks.retraction import taken_back
@@ -33,7 +33,8 @@ _HEDGE = re.compile(rf"[/&|?]|{_OPEN}", re.IGNORECASE)
 _RULED_OUT = re.compile(
     r"\b(?:not|than|instead of|neither|nor)\s+(?:(?:option|choice|answer)\s+)?[(\[]?[A-Z0-9]{1,2}\b", re.IGNORECASE
 )
-_OTHER = re.compile(r"(?<![\w'])([A-Z]|\d{1,2})(?![\w'])|[(\[]([A-Za-z0-9]{1,2})[)\]]")
+# No article ("A comet"), and no degree's C.
+_OTHER = re.compile(r"(?<![\w'}°])([B-Z]|A(?!\s+(?!too|also|as|and|or)[a-z])|\d{1,2})(?![\w'])|[(\[]([A-Za-z0-9]{1,2})[)\]]")
 _HEDGE_BEFORE = re.compile(rf"\b{_OPEN}(?:\W|\b(?:even|it|is|s|option|choice)\b)*$", re.IGNORECASE)
 _REASON = re.compile(r"(?:because|since|as)\b", re.IGNORECASE)
 # Statements of a choice beside "the answer is".
@@ -60,9 +61,9 @@ def chosen_label(text: str, options: Mapping[str, str]) -> str | None:
     said, start = stated[-1] if stated else ("", 0)
     label = label_in(said.strip(), options) if stated else None
     if stated and (label is not None or not found):
-        return None if taken_back(text[end + start :], label or "") else label
+        return None if label is None or taken_back(_behind(label, text[end + start :]), label) else label
     if found:
-        labels = {label_in(each, options) for each in joined_boxes(text)[0]}
+        labels = {label_in(each, options, boxed=True) for each in joined_boxes(text)[0]}
         label = labels.pop() if len(labels) == 1 else None
         return None if label is None or taken_back(text[end:], label) else label
     chosen = [next(filter(None, match.groups())) for match in _CHOSEN.finditer(text[-_MOST:])]
@@ -70,15 +71,23 @@ def chosen_label(text: str, options: Mapping[str, str]) -> str | None:
     return label_in(chosen[-1] if chosen else tag if tag is not None else text[: _MOST + 1], options)
 
 
-def label_in(text: str, options: Mapping[str, str]) -> str | None:
-    """Return the label that an answer consists of; None where it has none or several. Letters may be small."""
+def _behind(label: str, text: str) -> str:
+    """Return what follows a statement's label."""
+    return re.sub(rf"\W*{re.escape(label)}\b\W?", "", text, count=1, flags=re.IGNORECASE)
+
+
+def label_in(text: str, options: Mapping[str, str], boxed: bool = False) -> str | None:
+    """Return the label that an answer consists of; None where it has none or several. Letters may be small.
+
+    In a box another option must not even be named, but for a reason, or as ruled out.
+    """
     if len(text) > _MOST:
         return None
     text = undressed(_LETTER_AND_TEXT.sub(r"\1: ", text)).replace("*", "").replace("`", "").lstrip("# ")
     match = _LABEL.match(text)
     label = _known(match[1] or match[2], options) if match else None
     if match and label and (match[1] or _END.fullmatch(match[3]) or _is_text(match[3], options[label])):
-        return label if _stands(label, match[3], options) else None
+        return label if _stands(label, match[3], options, boxed) else None
     behind = _BEHIND.fullmatch(text)
     label = _known(behind[2], options) if behind else None
     return label if behind and label and _is_text(behind[1], options[label]) else None
@@ -88,7 +97,7 @@ def _known(label: str, options: Mapping[str, str]) -> str | None:
     return label if label in options else label.upper() if label.upper() in options else None
 
 
-def _stands(label: str, rest: str, options: Mapping[str, str]) -> bool:
+def _stands(label: str, rest: str, options: Mapping[str, str], boxed: bool) -> bool:
     """Return whether what follows a label leaves it the only choice."""
     if rest.lstrip().startswith(CUT):
         return False
@@ -104,16 +113,19 @@ def _stands(label: str, rest: str, options: Mapping[str, str]) -> bool:
         len(word) == 1 or word.upper() in options for word in words
     ):
         return False
-    return not _leaves_open(core, others)
+    return not _leaves_open(core, {each: options[each] for each in others}, boxed)
 
 
-def _leaves_open(core: str, others: Collection[str]) -> bool:
-    """Return whether a text begins with a hedge and names another label, or has a hedge right before one.
+def _leaves_open(core: str, others: Mapping[str, str], boxed: bool) -> bool:
+    """Return whether a text begins with a hedge and names another option, or has a hedge right before a label.
 
-    In a reason ("because A or C would be red") only what ends it is a hedge.
+    In a reason ("because A or C would be red") only what ends it is a hedge; elsewhere in a box each other option is.
     """
     core = _RULED_OUT.sub(" ", core)
     named = [match for match in _OTHER.finditer(core) if (match[1] or match[2].upper()) in others]
+    told = any(text and " ".join(text.casefold().split()) in core.casefold() for text in others.values())
+    if not _REASON.match(core) and (named or told) and (boxed or _HEDGE.match(core)):
+        return True
     if not named:
         return False
     if _REASON.match(core):

@@ -25,8 +25,12 @@ _NO_UNITS = replace(math_verify.LatexExtractionConfig().normalization_config, un
 _LATEX = (math_verify.LatexExtractionConfig(boxed_match_priority=0, normalization_config=_NO_UNITS),)
 _ROUNDED_DIGITS = 6
 # A float has 15 to 17 digits; a computation may be wrong in the last of them.
-_FLOAT_DIGITS = 15
+_FLOAT_DIGITS, _MOST_FLOAT_DIGITS = 15, 17
 _FLOAT_ERROR = sympy.Rational(1, 10**15)
+
+_DECIMAL = re.compile(
+    r"(?P<decimal>-?(?P<whole>\d*)\.(?P<places>\d+))(?:\\(?:times|cdot)\s*10\s*\^\s*\{?\s*(?P<power>-?\d{1,3})\s*\}?)?"
+)
 
 
 def parse(text: str) -> sympy.Basic | sympy.MatrixBase | None:
@@ -123,16 +127,18 @@ def _answers(gold: sympy.Basic, given: sympy.Basic) -> bool:
 
 def _rounds(text: str, expression: sympy.Basic) -> bool:
     """Return True where a text is a decimal of at least six digits that `expression` rounds to, or a float of it."""
-    number = re.fullmatch(r"-?(\d*)\.(\d+)", text.strip())
-    if number is None or len((number[1] + number[2]).lstrip("0")) < _ROUNDED_DIGITS:
+    number = _DECIMAL.fullmatch(text.strip())
+    digits = len((number["whole"] + number["places"]).lstrip("0")) if number else 0
+    if number is None or digits < _ROUNDED_DIGITS:
         return False
     value = _value(expression)
     if value is None:
         return False
-    half = sympy.Rational(1, 2 * 10 ** len(number[2]))
-    if len((number[1] + number[2]).lstrip("0")) >= _FLOAT_DIGITS:
+    scale = sympy.Rational(10) ** int(number["power"] or 0)
+    half = scale * sympy.Rational(1, 2 * 10 ** len(number["places"]))
+    if _FLOAT_DIGITS <= digits <= _MOST_FLOAT_DIGITS:
         half = max(half, abs(value) * _FLOAT_ERROR)
-    return bool(abs(value - sympy.Rational(text.strip())) <= half)
+    return bool(abs(value - sympy.Rational(number["decimal"]) * scale) <= half)
 
 
 def _value(expression: sympy.Basic) -> sympy.Expr | None:

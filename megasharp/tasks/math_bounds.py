@@ -87,6 +87,7 @@ MAX_LENGTH = 400
 MAX_DEPTH = 6
 MAX_DIGITS = 200
 MAX_EXPONENT = 20_000
+MAX_POWER_DIGITS = 100_000
 MAX_EXPANSION = 12
 MAX_ROOTED = 100
 MAX_VARIABLES = 2
@@ -112,6 +113,7 @@ _MARK = re.compile(rf"{_FUNCTION.pattern}|[-+,=;(){{}}\[\]]")
 # `_2` and `^2` are of the function before, and no argument.
 _INDEX = re.compile(r"[_^]\s*\w")
 _NUMBER = re.compile(r"\d+")
+_LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
 _FACTORIAL = re.compile(r"(\d+)\s*!")
 
 
@@ -147,6 +149,11 @@ def _grows(text: str) -> bool:
         # `{n \\choose k}` has an argument before it too.
         arguments = text if match[0] == r"\choose" else _arguments(text, match.end())
         numbers = _NUMBER.findall(arguments)
+        if _BINOMIAL.search(arguments) or _GROWING.search(arguments):
+            return True
+        # sympy multiplies out the product of so many terms.
+        if _LETTER.search(arguments) and max(map(int, numbers), default=0) > MAX_DEGREE:
+            return True
         if numbers and ("^" in arguments or "!" in arguments or max(map(len, numbers)) > MAX_FACTORIAL_DIGITS + 1):
             return True
     return False
@@ -208,6 +215,9 @@ def _exponents(text: str) -> str | None:
             return "a tower of exponents"
         if largest > MAX_EXPONENT or "!" in exponent:
             return f"an exponent above {MAX_EXPONENT}"
+        base = re.search(r"\d+$", text[:place].rstrip())
+        if base and len(base[0]) * largest > MAX_POWER_DIGITS:
+            return f"a power of more than {MAX_POWER_DIGITS} digits"
         # sympy factors what is under a root.
         if rooted and largest > MAX_ROOTED:
             return f"a root beside an exponent above {MAX_ROOTED}"

@@ -14,7 +14,7 @@ from megasharp.tasks.math_bounds import MAX_LENGTH, beyond
 from megasharp.tasks.math_equations import modulus_of, sides, unknowns, values
 from megasharp.tasks.math_lists import MOST, inside_braces, members, with_both_signs
 from megasharp.tasks.math_notation import as_row, one_notation
-from megasharp.tasks.math_text import bracket, fraction_of, in_base, is_row, is_words, plain, same_text, words
+from megasharp.tasks.math_text import bracket, fraction_of, has_index, in_base, is_row, is_words, plain, same_text, words
 from megasharp.tasks.math_units import is_bare_letter, without_percent, without_unit, without_words
 
 _MARKED_NAME = re.compile(
@@ -49,6 +49,8 @@ class Comparison:
             return False
         if in_base(gold) or in_base(given):
             return _same_in_base(gold, given)
+        if has_index(given):
+            return False
         named = _same_names(gold, given)
         if named is not None:
             return named

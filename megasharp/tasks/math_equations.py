@@ -7,6 +7,7 @@ of constants says one only where it is true: no `6=5`.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ _LEADS = re.compile(
     re.DOTALL,
 )
 _MODULUS = re.compile(
-    r"(?:\\[,;:! ]|\\quad|\s)*(?:\\pmod\s*\{?|\(?\s*(?:\\(?:mathrm|text|operatorname)\{\s*mod\s*\}|\\?mod)(?:\\[ ,])*)"
+    r"(?:\\[,;:! ]|\\quad|\s)*(?:\\pmod\s*\{?|\(?\s*(?:\\(?:mathrm|text|operatorname)\{\s*mod\s*\}|\\?b?mod)(?:\\[ ,])*)"
     r"\s*(\d+)\s*\}?\s*\)?$"
 )
 _NAMED = re.compile(r"\\(?:text|textrm|textbf|mathrm|mathbf|mathit|mbox|operatorname)\s*\{[^{}]*\}")
@@ -41,10 +42,19 @@ _ARITHMETIC = re.compile(
 _COMPUTED = re.compile(
     r"\\(?:sum|prod|i*int|lim|gcd|lcm|max|min|b?mod|det|deg|dim|operatorname|text|mathrm|mathbf|overline|angle)(?![A-Za-z])"
 )
-_ARGUMENT = r"(?:\s|\^\s*(?:\{[^{}]*\}|\w)|_\s*(?:\{[^{}]*\}|\w))*(?:\{[^{}]*\}|\([^()]*\)|\\?[A-Za-z]+|\d+)?"
+_ARGUMENT = (
+    r"(?:\s|\^\s*(?:\{[^{}]*\}|\w)|_\s*(?:\{[^{}]*\}|\w))*"
+    r"(?:\{[^{}]*\}|\([^()]*\)|\[[^\[\]]*\]|[A-Za-z]\([^()]*\)|\\?[A-Za-z]+|\d+)?"
+)
 _MARKED = re.compile(
     rf"\|[^|]*\||\\(?:lfloor|lceil).*?\\(?:rfloor|rceil)|(?<![A-Za-z\\])[A-Za-z](?:'|\^\{{?-1\}}?|_\{{?\w+\}}?)*\s*\([^()]*\)"
+    r"|\\(?:operatorname|mathrm|mathbb|mathbf|text)\*?\s*\{[^{}]*\}\s*(?:\([^()]*\)|\[[^\[\]]*\])|\\#\s*\(?[A-Za-z]\)?"
     rf"|(?!{_GREEK_LETTER.pattern})\\[A-Za-z]+{_ARGUMENT}"
+)
+_INTEGER = re.compile(r"-?\d{1,18}")
+_INTEGER_FUNCTION = re.compile(
+    r"\\?(?:(?:operatorname|text|mathrm)\s*\{\s*)?(gcd|lcm|max|min)\s*\}?\s*(?:\\left)?[({\\]+\s*"
+    r"(-?\d{1,18}(?:\s*,\s*-?\d{1,18})*)\s*(?:\\right)?\\?[)}]+"
 )
 _PURE_NAME = re.compile(r"(?:[A-Za-z]|\\[A-Za-z]+|[\s'{}])+")
 _INDEXED = re.compile(r"[A-Za-z]_\s*(?:\{[^{}]*\}|\w)")
@@ -90,16 +100,26 @@ def values(text: str, agree: Callable[[str, str], bool]) -> list[str] | None:
     value = chain[-1].text
     stated = [value]
     if "approx" in chain[-1].relation or "sim" in chain[-1].relation:
+        if _INTEGER.fullmatch(value) and _INTEGER.fullmatch(chain[-2].text) and int(value) != int(chain[-2].text):
+            return None
         stated += [chain[-2].text] if not unknowns(chain[-2].text) else []
         chain = chain[:-1]
         value = chain[-1].text
     congruent = modulus is not None or any("equiv" in side.relation for side in chain)
     for side in chain if chain[-1].text != value else chain[:-1]:
-        if not _is_asked_for(side.text, value) and not (
-            not unknowns(side.text) and (congruent or agree(side.text, value))
-        ):
+        if congruent and not unknowns(side.text):
+            if _is_no_residue(side.text, value, modulus):
+                return None
+        elif not _is_asked_for(side.text, value) and (unknowns(side.text) or not agree(side.text, value)):
             return None
     return stated
+
+
+def _is_no_residue(side: str, value: str, modulus: re.Match[str] | None) -> bool:
+    """Return whether two integers of a congruence are plainly incongruent."""
+    if modulus is None or not (_INTEGER.fullmatch(side) and _INTEGER.fullmatch(value)) or not int(modulus[1]):
+        return False
+    return (int(side) - int(value)) % int(modulus[1]) != 0
 
 
 def modulus_of(text: str) -> tuple[str, int] | None:
@@ -124,9 +144,13 @@ def _is_asked_for(side: str, value: str) -> bool:
 
     A name, an expression in several unknowns, and a function or another mark around one unknown are asked for.
     """
+    remainder = _MODULUS.search(side)
+    side = side[: remainder.start()] if remainder else side
     letters = _letters(side)
     if not letters:
-        return _COMPUTED.search(side) is not None
+        computed = _of_integers(side)
+        named = remainder is not None or _COMPUTED.search(side) is not None
+        return named if computed is None else str(computed) == value
     # x_1+x_2 has two unknowns.
     if len(set(letters)) > 1 or len(set(_INDEXED.findall(side))) > 1 or _TUPLE.match(value):
         return True
@@ -137,3 +161,12 @@ def _is_asked_for(side: str, value: str) -> bool:
     while left != inner:
         left, inner = _MARKED.sub(" ", left), left
     return not _letters(left)
+
+
+def _of_integers(text: str) -> int | None:
+    r"""The value of `\gcd(6,12)` and its kin; None of anything else."""
+    match = _INTEGER_FUNCTION.fullmatch(text.strip())
+    if match is None:
+        return None
+    function: Callable[..., int] = {"gcd": math.gcd, "lcm": math.lcm}.get(match[1]) or {"max": max, "min": min}[match[1]]
+    return function(*map(int, match[2].split(",")), *([] if "," in match[2] else [int(match[2])]))

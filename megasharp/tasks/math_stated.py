@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from megasharp.tasks.extraction import boxes, displayed, ending, joined_boxes, last_line, own_part, statements
 from megasharp.tasks.math_characters import as_latex
+from megasharp.tasks.math_units import number_in_words
 from megasharp.tasks.retraction import taken_back
 
 # Words after a number that make another one of it.
@@ -96,7 +97,8 @@ def _stated(text: str, after: int) -> tuple[str, int] | None:
         return number[1], after + start + number.end(1)
     formula = _FORMULA.match(said.rstrip(" \t*"))
     if formula is None:
-        return None
+        spelled = said.strip(" \t*.")
+        return (spelled, after + start + len(said)) if number_in_words(spelled) is not None else None
     group = formula.lastgroup or ""
     return formula[group], after + start + formula.end(group)
 

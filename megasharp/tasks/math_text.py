@@ -15,6 +15,13 @@ _WRAPPERS = (("**", "**"), ("`", "`"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"),
 # Signs that end a sentence or clause, and spaces.
 _CLOSING = re.compile(r"(?:(?<!\\)[.,;]|\\[,;:!]|\s)+$")
 _EMPHASIS = re.compile(r"\\(?:underline|mathbf|boldsymbol|bm)\s*\{([^{}]*)\}")
+# Colours, sizes and spaces, and a font's command before one sign.
+_DRESS = re.compile(
+    r"\\textcolor\s*\{[^{}]*\}|\\color\s*(?:\[[^\]]*\])?\{[^{}]*\}|\\[hv]?phantom\s*\{[^{}]*\}|\\[hvm]space\*?\s*\{[^{}]*\}"
+    r"|\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|rm|it|bfseries|textstyle)(?![A-Za-z])"
+    r"|\\(?:mathbf|mathrm|mathit|boldsymbol|bm)\s+(?=[\w-])|(?<=[\d}\s])~|^~"
+)
+_BRACED = re.compile(r"\s*\{([^{}]*)\}\s*")
 _SPELLINGS = tuple(
     (re.compile(re.escape(written) + (r"(?![A-Za-z])" if written[-1].isalpha() else "")), kept)
     for written, kept in (
@@ -80,6 +87,10 @@ def plain(text: str) -> str:
     for before, after in _WRAPPERS:
         if len(text) > len(before) + len(after) and text.startswith(before) and text.endswith(after):
             text = text[len(before) : -len(after)].strip()
+    if _DRESS.search(text):
+        text = _DRESS.sub("", text).strip()
+        braced = _BRACED.fullmatch(text)
+        text = braced[1].strip() if braced else text
     emphasised = _EMPHASIS.fullmatch(text)
     text = emphasised[1].strip() if emphasised else text
     for written, kept in _SPELLINGS:
@@ -155,6 +166,11 @@ def words(text: str) -> str:
     r"""Words in one spelling. Example: `words(r"\text{ (B)}.")` is `b`."""
     inner = _WORD_COMMANDS.sub(r"\1", text)
     return " ".join(inner.replace("(", " ").replace(")", " ").strip(" .").casefold().split())
+
+
+def has_index(text: str) -> bool:
+    """Return True for a number with a number as its index, which is a base or nonsense."""
+    return re.fullmatch(r"-?\d+_\{?\d+\}?", text.replace(" ", "")) is not None
 
 
 def in_base(text: str) -> tuple[str, int] | None:

@@ -53,11 +53,13 @@ _DOLLARS = re.compile(r"^(-?)\s*\\?\$\s*(?=[\d.\\])")
 
 # Words by which a number is multiplied, of English and Chinese.
 _TIMES: dict[str, Fraction] = {
-    "dozen": Fraction(12), "hundred": Fraction(100), "thousand": Fraction(1000), "million": Fraction(10**6),
-    "billion": Fraction(10**9), "trillion": Fraction(10**12), "lakh": Fraction(10**5), "crore": Fraction(10**7),
+    "dozen": Fraction(12), "gross": Fraction(144), "hundred": Fraction(100), "thousand": Fraction(1000),
+    "million": Fraction(10**6), "mn": Fraction(10**6), "billion": Fraction(10**9), "bn": Fraction(10**9),
+    "trillion": Fraction(10**12), "lakh": Fraction(10**5), "crore": Fraction(10**7),
     "half": Fraction(1, 2), "halves": Fraction(1, 2), "third": Fraction(1, 3), "quarter": Fraction(1, 4),
-    "fourth": Fraction(1, 4), "fifth": Fraction(1, 5), "sixth": Fraction(1, 6), "eighth": Fraction(1, 8),
-    "tenth": Fraction(1, 10), "hundredth": Fraction(1, 100), "thousandth": Fraction(1, 1000),
+    "fourth": Fraction(1, 4), "fifth": Fraction(1, 5), "sixth": Fraction(1, 6), "seventh": Fraction(1, 7),
+    "eighth": Fraction(1, 8), "ninth": Fraction(1, 9), "tenth": Fraction(1, 10), "eleventh": Fraction(1, 11),
+    "twelfth": Fraction(1, 12), "hundredth": Fraction(1, 100), "thousandth": Fraction(1, 1000),
     "百": Fraction(100), "千": Fraction(1000), "万": Fraction(10**4), "亿": Fraction(10**8),
 }  # fmt: skip
 _POWERS = {"squared": 2, "cubed": 3}
@@ -72,11 +74,14 @@ _CARDINALS = {word: number for number, word in enumerate(_ONES)} | {
 # Words that make another answer, or several, of what stands before them.
 _OTHER = re.compile(
     r"\b(?:or|and|to|times|plus|minus|over|by|divided|multiplied|factorial|choose|mod|modulo|raised|pi|sqrt|sin|cos|tan"
-    r"|log|ln|exp|not|about|maybe|perhaps|probably|wrong|incorrect|guess)\b|\?",
+    r"|log|ln|exp|not|about|at least|at most|double|triple|twos|negative|maybe|perhaps|possibly|probably|wrong|incorrect"
+    r"|guess)\b|\?",
     re.IGNORECASE,
 )
 _LAST_TEXT = re.compile(rf"{_SPACES}{_TEXT}\s*\{{(?P<text>[^{{}}]*)\}}$")
 _LAST_WORDS = re.compile(r"(?<=[\d)}])(?:\s+|~|\\[,;: ])(?P<text>[A-Za-z]{2,}(?:[ -][A-Za-z]{2,})*)$")
+# A number goes on: `5\ldots` is no 5.
+_GOES_ON = re.compile(r"(?:\\[lcv]?dots|\.{3}|\u2026)\s*$")
 _FUNCTIONS = re.compile(r"sin|cos|tan|log|ln|exp|sqrt|pi|mod|cup|cap|frac|inf")
 
 
@@ -115,6 +120,8 @@ def without_words(text: str) -> str | None:
 
     Example: `without_words(r"5\text{ million people}")` is `5\cdot 1000000`, `without_words(r"5\text{ (or 6)}")` None.
     """
+    if _GOES_ON.search(text) and re.fullmatch(r"-?\d+", _GOES_ON.sub("", text).strip()):
+        return None
     match = _LAST_TEXT.search(text) or _LAST_WORDS.search(text)
     if match is None or not match.start():
         return text

@@ -66,7 +66,9 @@ _OPTION = re.compile(r"^\s*\(([A-Z])\)\s*(\S.*?)\s*$", re.MULTILINE)
 _CHOICE = re.compile(r"\(([A-Z])\)")
 _BRACKETS = re.compile(r"[][(){}<>\s]*")
 _NUMBER = re.compile(r"[-+]?[\d,]+(?:\.\d+)?")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_THOUSANDS = re.compile(r"(?<=\d)[, ](?=\d{3}(?!\d))")
+_WHOLE = re.compile(r"(?<=\d)\.0+$")
+_REASON = re.compile(r"[\s,;.]*(?:because|since)\b")
 # Words of which an answer is one, and what may follow it: the rest of a sentence, in which no other one is named.
 _KINDS = (("yes", "no"), ("true", "false"), ("valid", "invalid"), ("plausible", "implausible"))
 _GOES_ON = re.compile(r"(\w+)(?=[,.;:]\s|\s(?:-|because|since)\s)(.*)", re.DOTALL)
@@ -116,7 +118,7 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
     if _BRACKETS.fullmatch(target):
         given, target = ("".join(each.split()) for each in (given, target))
     elif _NUMBER.fullmatch(target):
-        given, target = (_THOUSANDS.sub("", each) for each in (given, target))
+        given, target = (_WHOLE.sub("", _THOUSANDS.sub("", each)).removeprefix("+") for each in (given, target))
     return _verdict(_first_word(given, target), target)
 
 
@@ -144,6 +146,8 @@ def _first_word(given: str, target: str) -> str:
     if kind is None or match is None or match[1] not in kind:
         return given
     others = set(kind) - {match[1]}
+    if _REASON.match(match[2]):
+        return match[1]
     return given if others.intersection(re.findall(r"\w+", match[2])) else match[1]
 
 

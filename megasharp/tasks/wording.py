@@ -14,6 +14,7 @@ _DRESS = (
     r"|underline|operatorname|boxed|fbox)"
 )
 _COMMAND = re.compile(rf"\\{_DRESS}\*?\s*\{{([^{{}}]*)\}}")
+_COLOUR = re.compile(r"\\(?:textcolor|color)\s*\{[^{}]*\}")
 _SWITCH = re.compile(r"\\(?:rm|bf|it|tt|sf|bfseries|itshape|displaystyle|textstyle|left|right|big|Big)(?![A-Za-z])\s*")
 # LaTeX's spaces, and the comma of thousands `1{,}488`.
 _SPACE = re.compile(r"\\(?:[,;:!> ]|quad\b|qquad\b|\\)|~")
@@ -40,7 +41,7 @@ def undressed(text: str) -> str:
 
     Example: `undressed(r"$\mathbf{\text{(B)}}~2$")` is `(B) 2`.
     """
-    text = ascii_signs(text).replace("{,}", ",")
+    text = _COLOUR.sub(r"\\mbox", ascii_signs(text).replace("{,}", ","))
     for _ in range(_NESTED):
         less = _COMMAND.sub(r"\1", text)
         if less == text:
