@@ -4,7 +4,8 @@
     make verifier-report RECORD=1
     python tools/verifier_report.py --graders /tmp/graders/bin/python --record
 
-Prints the tables and each verdict that is not the recorded one; the exit code is 1 where there are such. `--record`
+Prints the tables and each verdict that is not the recorded one; the exit code is 1 where there are such, and where the
+page has other tables, as when a label was changed. `--record`
 writes them into `tests/corpus` and the tables into the page. With `--graders` the public graders of another Python
 (tools/public_graders.py) judge too.
 """
@@ -93,7 +94,9 @@ def main() -> int:
     print(text)
     print("", *changed, f"{len(changed)} verdicts are not the recorded ones", sep="\n")
     if not arguments.record:
-        return int(bool(changed))
+        stale = on_page(PAGE.read_text(), text) != PAGE.read_text()
+        print(f"the tables of {PAGE.name} are others" if stale else f"the tables of {PAGE.name} are these")
+        return int(bool(changed) or stale)
     record({item.id: item.today or "" for item in now})
     write_graders(recorded)
     PAGE.write_text(on_page(PAGE.read_text(), text))

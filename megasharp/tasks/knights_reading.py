@@ -30,7 +30,9 @@ _LATEX_BREAK = re.compile(r"\\\\(?:\[[^\]]*\])?|\\q?quad\b|\\(?:begin|end)\s*\{[
 _TABLE_ROW = re.compile(r"^\s*\|\s*([^|\n]*?)\s*\|\s*([^|\n]*?)\s*\|\s*$", re.MULTILINE)
 _RULE = re.compile(r"^[\s|:-]*-{3}[\s|:-]*$|^\s*`{3}\w*\s*$", re.MULTILINE)
 _HEADER = re.compile(r"(?:name|person|people|islander|role|type|kind|identity)s?", re.IGNORECASE)
-_PARTS = re.compile(r"[,;\n]|[.!](?=\s|$)|(?:^|(?<=\s))\(?\d{1,2}[.)](?=\s)|\b(?:and|but|while|whereas)\b", re.IGNORECASE)
+_PARTS = re.compile(
+    r"[,;\n]|[.!](?=\s|$)|(?:^|(?<=\s))\(?\d{1,2}[.)](?=\s)|\b(?:and|but|while|whereas)\b", re.IGNORECASE
+)
 _INTRODUCTION = re.compile(
     r"(?:(?:so|then|thus|hence|therefore|in conclusion|finally)\b[,:]?\s*"
     r"|(?:the|my|our)?\s*(?:final\s+)?(?:answer|solution)\s*(?:is|:)\s*:?\s*)+",

@@ -34,7 +34,9 @@ _RULED_OUT = re.compile(
     r"\b(?:not|than|instead of|neither|nor)\s+(?:(?:option|choice|answer)\s+)?[(\[]?[A-Z0-9]{1,2}\b", re.IGNORECASE
 )
 # No article ("A comet"), and no degree's C.
-_OTHER = re.compile(r"(?<![\w'}°])([B-Z]|A(?!\s+(?!too|also|as|and|or)[a-z])|\d{1,2})(?![\w'])|[(\[]([A-Za-z0-9]{1,2})[)\]]")
+_OTHER = re.compile(
+    r"(?<![\w'}°])([B-Z]|A(?!\s+(?!too|also|as|and|or)[a-z])|\d{1,2})(?![\w'])|[(\[]([A-Za-z0-9]{1,2})[)\]]"
+)
 _HEDGE_BEFORE = re.compile(rf"\b{_OPEN}(?:\W|\b(?:even|it|is|s|option|choice)\b)*$", re.IGNORECASE)
 _REASON = re.compile(r"(?:because|since|as)\b", re.IGNORECASE)
 # Statements of a choice beside "the answer is".

@@ -13,8 +13,18 @@ from megasharp.common.errors import one_line
 from megasharp.tasks.math_bounds import MAX_LENGTH, beyond
 from megasharp.tasks.math_equations import modulus_of, sides, unknowns, values
 from megasharp.tasks.math_lists import MOST, inside_braces, members, with_both_signs
-from megasharp.tasks.math_notation import as_row, one_notation
-from megasharp.tasks.math_text import bracket, fraction_of, has_index, in_base, is_row, is_words, plain, same_text, words
+from megasharp.tasks.math_notation import as_row, one_notation, without_domain
+from megasharp.tasks.math_text import (
+    bracket,
+    fraction_of,
+    has_index,
+    in_base,
+    is_row,
+    is_words,
+    plain,
+    same_text,
+    words,
+)
 from megasharp.tasks.math_units import is_bare_letter, without_percent, without_unit, without_words
 
 _MARKED_NAME = re.compile(
@@ -37,7 +47,7 @@ class Comparison:
 
     def same(self, gold: str, given: str) -> bool:
         """Return True where two plain answers are the same; the first is the known one."""
-        gold, given = one_notation(gold), one_notation(given)
+        gold, given = _same_letters(*map(one_notation, (gold, given)))
         if same_text(gold, given):
             return True
         if max(len(gold), len(given)) > MAX_LENGTH:
@@ -157,6 +167,17 @@ class Comparison:
         except Exception as error:
             self.fault = f"{type(error).__name__}: {one_line(error)}"[:200]
             return same_text(gold, given)
+
+
+def _same_letters(gold: str, given: str) -> tuple[str, str]:
+    r"""Both without the sets of their letters, where these agree, an integer under one name: `n\pi, n\in\mathbb{Z}`."""
+    (known, _, domain), (read, other, named) = without_domain(gold), without_domain(given)
+    if not named or (domain and domain != named):
+        return gold, given
+    free = unknowns(known) - unknowns(read)
+    if named == "Z" and other in unknowns(read) - unknowns(known) and len(free) == 1:
+        read = re.sub(rf"(?<![\\A-Za-z]){other}(?![A-Za-z])", free.pop(), read)
+    return known, read
 
 
 def _same_names(gold: str, given: str) -> bool | None:

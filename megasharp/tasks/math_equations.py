@@ -22,7 +22,8 @@ _LEADS = re.compile(
     re.DOTALL,
 )
 _MODULUS = re.compile(
-    r"(?:\\[,;:! ]|\\quad|\s)*(?:\\pmod\s*\{?|\(?\s*(?:\\(?:mathrm|text|operatorname)\{\s*mod\s*\}|\\?b?mod)(?:\\[ ,])*)"
+    r"(?:\\[,;:! ]|\\quad|\s)*"
+    r"(?:\\pmod\s*\{?|\(?\s*(?:\\(?:mathrm|text|operatorname)\{\s*mod\s*\}|\\?b?mod)(?:\\[ ,])*)"
     r"\s*(\d+)\s*\}?\s*\)?$"
 )
 _NAMED = re.compile(r"\\(?:text|textrm|textbf|mathrm|mathbf|mathit|mbox|operatorname)\s*\{[^{}]*\}")
@@ -168,5 +169,7 @@ def _of_integers(text: str) -> int | None:
     match = _INTEGER_FUNCTION.fullmatch(text.strip())
     if match is None:
         return None
-    function: Callable[..., int] = {"gcd": math.gcd, "lcm": math.lcm}.get(match[1]) or {"max": max, "min": min}[match[1]]
+    function: Callable[..., int] = {"gcd": math.gcd, "lcm": math.lcm}.get(match[1]) or {"max": max, "min": min}[
+        match[1]
+    ]
     return function(*map(int, match[2].split(",")), *([] if "," in match[2] else [int(match[2])]))

@@ -21,6 +21,10 @@ _CIS = re.compile(
 )
 _TERM = re.compile(r"\s*([+-]?)\s*((?:\\[A-Za-z]+(?:\{[^{}]*\})*|[^+\-@])*?)\s*@([ijk])")
 _COLUMN = re.compile(r"\\begin\{[pb]matrix\}([^&]*)\\end\{[pb]matrix\}")
+_DOMAIN = re.compile(
+    r"(?:[\s,;(]|\\q?quad\b|\\[,;: ]|\\text\{[\s,]*(?:where|for (?:all|every|any|some|each))?\s*\}|\\forall\b)*"
+    r"(?<=[\s,;({}a-z])(?P<letter>[A-Za-z])\s*\\in\s*\\(?:mathbb|mathbf)\s*\{?(?P<set>[NZQRC])\}?\s*\)?$"
+)
 _FALLING = re.compile(r">\s*=?|\\geq?(?![A-Za-z])")
 _RISING = re.compile(r"<|\\leq?(?![A-Za-z])")
 
@@ -37,6 +41,17 @@ def one_notation(text: str) -> str:
     if builder and not re.search(r"\\in(?![A-Za-z])", builder[2]):
         return builder[2].strip()
     return _rising(_as_tuple(text))
+
+
+def without_domain(text: str) -> tuple[str, str, str]:
+    r"""A plain answer without the set of a letter behind it, that letter and the set; `""` for none.
+
+    Example: `without_domain(r"n\pi,\quad n\in\mathbb{Z}")` is `(r"n\pi", "n", "Z")`.
+    """
+    match = _DOMAIN.search(text)
+    if match is None or not match.start():
+        return text, "", ""
+    return text[: match.start()].strip(), match["letter"], match["set"]
 
 
 def as_row(text: str) -> str:

@@ -48,7 +48,8 @@ _THEREFORE = re.compile(
     r"^[\s$*]*(?:\\\(\s*)?\\therefore(?![A-Za-z])(?:\\[,;: ]|\s)*(?P<said>[^\n$]{1,400}?)(?:[\s$*.]|\\\))*$"
 )
 _SUPPOSED = re.compile(
-    r"\b(?:suppose|assume|imagine|pretend|if the|(?:might|may|could|would) (?:think|say|believe|guess|expect)|claims?|thinks?)\b",
+    r"\b(?:suppose|assume|imagine|pretend|if the|claims?|thinks?|people (?:think|say|believe)"
+    r"|(?:might|may|could|would) (?:think|say|believe|guess|expect))\b",
     re.IGNORECASE,
 )
 _SAID = re.compile(r"\s*(?:\\[A-Za-z]+|[A-Za-z])(?:_\{?\w+\}?)?\s*=\s*\S.*|\s*-?[\d\\].*")

@@ -21,6 +21,11 @@ _DRESS = re.compile(
     r"|\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|rm|it|bfseries|textstyle)(?![A-Za-z])"
     r"|\\(?:mathbf|mathrm|mathit|boldsymbol|bm)\s+(?=[\w-])|(?<=[\d}\s])~|^~"
 )
+# The option's label before its value, as in AMC: `\textbf{(B)}\ 24`.
+_OPTION = re.compile(
+    r"(?:\\(?:textbf|mathbf|text|textrm|mathrm)\s*\{\s*\(\s*[A-E]\s*\)\s*\}|\(?[A-E]\)(?=\\ |[\s~]))"
+    r"(?:\\[,;:! ]|\\q?quad|[\s~:])*(?=[-\d\\$(])"
+)
 _BRACED = re.compile(r"\s*\{([^{}]*)\}\s*")
 _SPELLINGS = tuple(
     (re.compile(re.escape(written) + (r"(?![A-Za-z])" if written[-1].isalpha() else "")), kept)
@@ -87,6 +92,7 @@ def plain(text: str) -> str:
     for before, after in _WRAPPERS:
         if len(text) > len(before) + len(after) and text.startswith(before) and text.endswith(after):
             text = text[len(before) : -len(after)].strip()
+    text = _OPTION.sub("", text, count=1) if _OPTION.match(text) else text
     if _DRESS.search(text):
         text = _DRESS.sub("", text).strip()
         braced = _BRACED.fullmatch(text)
@@ -96,6 +102,7 @@ def plain(text: str) -> str:
     for written, kept in _SPELLINGS:
         text = written.sub(kept.replace("\\", r"\\"), text)
     text = _LED.sub("", text, count=1) if _LED.match(text) else text
+    text = text.replace("{:}", ":")
     text = _DECIMAL_SIGN.sub(".", _THOUSANDS.sub("", _CLOSING.sub("", text)))
     if "," in text and not {"(", "[", "{"}.intersection(text):
         text = _COMMA_THOUSANDS.sub(lambda number: number[1].replace(",", ""), text)

@@ -48,6 +48,7 @@ _UNIT = re.compile(
     r"|(?P<sign>\^\s*\{?\s*\\(?:circ|prime)\s*\}?|(?<=\d)'))"
     r"(?P<power>\s*\^\s*\{?[23]\}?)?$"
 )
+_PER = re.compile(rf"{_TEXT}\s*\{{\s*([A-Za-z]+)(?:\\[,;: ]|\\cdot\s*|\s)*([A-Za-z]+)\s*\^\s*\{{?-1\}}?\s*\}}$")
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*(?:\\?%|percent)\s*\}|percent)$")
 _DOLLARS = re.compile(r"^(-?)\s*\\?\$\s*(?=[\d.\\])")
 
@@ -74,8 +75,8 @@ _CARDINALS = {word: number for number, word in enumerate(_ONES)} | {
 # Words that make another answer, or several, of what stands before them.
 _OTHER = re.compile(
     r"\b(?:or|and|to|times|plus|minus|over|by|divided|multiplied|factorial|choose|mod|modulo|raised|pi|sqrt|sin|cos|tan"
-    r"|log|ln|exp|not|about|at least|at most|double|triple|twos|negative|maybe|perhaps|possibly|probably|wrong|incorrect"
-    r"|guess)\b|\?",
+    r"|log|ln|exp|not|about|at least|at most|double|triple|twos|negative|maybe|perhaps|possibly|probably|wrong"
+    r"|incorrect|guess)\b|\?",
     re.IGNORECASE,
 )
 _LAST_TEXT = re.compile(rf"{_SPACES}{_TEXT}\s*\{{(?P<text>[^{{}}]*)\}}$")
@@ -90,6 +91,7 @@ def without_unit(text: str) -> tuple[str, str]:
 
     Example: `without_unit(r"60\,\text{ kilometers per hour}")` is `("60", "km/h")`.
     """
+    text = _PER.sub(r"\\text{\1/\2}", text)
     dollars = _DOLLARS.match(text)
     if dollars:
         return dollars[1] + text[dollars.end() :], "dollar"

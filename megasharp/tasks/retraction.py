@@ -18,7 +18,9 @@ from megasharp.tasks.extraction import boxes, ending, statements
 _LONGEST = 2_000
 _TAG_ENDS = "</answer>"
 
-_IS = r"(?:'s| is| was| must be| has to be| seems(?: to be)?| looks)(?: (?:actually|clearly|definitely|completely|also))?"
+_IS = (
+    r"(?:'s| is| was| must be| has to be| seems(?: to be)?| looks)(?: (?:actually|clearly|definitely|completely|also))?"
+)
 _WRONG = r"(?:wrong|incorrect|mistaken|false|invalid|an error|a mistake|not (?:right|correct|it|valid))\b"
 _OWN = r"(?:my|the (?:above|boxed|final)|this|that) (?:\w+ )?(?:answer|result|value|box|solution|conclusion)(?: above)?"
 _THAT = rf"(?:that|this|it|the (?:answer|result|value|box)|{_OWN})"
@@ -42,24 +44,26 @@ _GIVEN_UP = re.compile(
     rf"|\bI {_UNABLE} (?:\w+ )?(?:determine|solve|answer|decide|finish|fix)\b"
     # "I cannot solve this in fewer steps, but ..." speaks of another way.
     r"(?![^.!?\n]*\b(?:fewer|faster|simpler|without|by|but)\b)"
-    rf"|\bI {_UNABLE} (?:\w+ )?(?:give|find) (?:an?|any|the) (?:(?:final|correct|right|definite) )?(?:answer|solution)\b"
+    rf"|\bI {_UNABLE} (?:\w+ )?(?:give|find) (?:an?|any|the) (?:(?:final|correct|right|definite) )?"
+    r"(?:answer|solution)\b"
     r"(?=\W*$|[.,;!\n])"
     r"|\bI (?:do not|don't) know(?: the answer)?(?=\W*$)|\bI have no idea(?=\W*$)"
-    r"|\bI (?:have )?made (?:a|an|some)(?: \w+)? (?:mistake|error)|\bthere must be (?:an error|a mistake)(?: (?:here|somewhere))?(?=\W*$|[.,;!\n])"
+    r"|\bI (?:have )?made (?:a|an|some)(?: \w+)? (?:mistake|error)"
+    r"|\bthere must be (?:an error|a mistake)(?: (?:here|somewhere))?(?=\W*$|[.,;!\n])"
     r"|\u6211\u653e\u5f03",
     re.IGNORECASE,
 )
 _VALUE = r"[\s$*(\[\\]*(?P<{}>-?\d[\d.,/]*(?<![.,])|[A-Za-z](?=[)\]])|[A-HJ-Z]\b)[\s$*)\]]*(?=[.,;!]|$)"
 _INSTEAD = re.compile(
     r"\b(?:it|that|this|the (?:\w+ )?(?:answer|value|result|option))"
-    r"(?:(?:'s| is) (?:actually|really|rather|in fact)| should (?:be|have been)| (?:could|may|might) (?:also|as well) be)"
-    + _VALUE.format("is")
-    + r"|\b(?:actually|sorry|oops|correction|no),? (?:it(?:'s| is)|that(?:'s| is)|the (?:\w+ )?(?:answer|value|result) is)"
+    r"(?:(?:'s| is) (?:actually|really|rather|in fact)| should (?:be|have been)"
+    r"| (?:could|may|might) (?:also|as well) be)" + _VALUE.format("is") + r"|\b(?:actually|sorry|oops|correction|no),? "
+    r"(?:it(?:'s| is)|that(?:'s| is)|the (?:\w+ )?(?:answer|value|result) is)"
     + _VALUE.format("no")
     + r"|\bI meant(?: to (?:say|write))?"
     + _VALUE.format("meant")
-    + r"|^[\s$*)\]}\\.,;?]*(?:or|alternatively|maybe|perhaps|possibly)\b(?:[\s,]|\b(?:maybe|perhaps|possibly|else|even)\b)*"
-    + _VALUE.format("or"),
+    + r"|^[\s$*)\]}\\.,;?]*(?:or|alternatively|maybe|perhaps|possibly)\b"
+    r"(?:[\s,]|\b(?:maybe|perhaps|possibly|else|even)\b)*" + _VALUE.format("or"),
     re.IGNORECASE | re.MULTILINE,
 )
 _KEPT = re.compile(
