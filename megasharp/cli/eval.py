@@ -11,6 +11,7 @@ from megasharp.common import output
 from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import collect_as_usual, note, status
 from megasharp.common.formats import Keep
+from megasharp.common.signals import save_heard
 from megasharp.rollout.endpoint import Style
 
 SAMPLING = "Sampling"
@@ -20,7 +21,35 @@ COMPARE = "Compare results"
 KEEPING = "Keeping samples"
 
 
+# The options that a command has which evaluates nothing, by the one that asks for it.
+_TAKEN = {
+    "compare": {"compare", "beside", "k", "problems", "source"},
+    "rejudge": {
+        *("rejudge", "suite", "out", "k", "reward", "prompt", "answer_after", "truncated", "workers", "timeout_s"),
+        *("sandbox", "problems", "source"),
+    },
+    "export": {"export", "suite", "out", "source"},
+}
+
+
+def _check_options(ctx: typer.Context) -> None:
+    """Raise UserError for options that the command would not heed."""
+    given = {each.name or "": each.opts[0] for each in ctx.command.params if _is_given(ctx, each.name or "")}
+    asked = next((name for name in _TAKEN if name in given), "compare" if "beside" in given else None)
+    others = [] if asked is None else [option for name, option in given.items() if name not in _TAKEN[asked]]
+    if asked and others:
+        raise UserError(f"eval: {given.get(asked, '--with')} samples nothing; leave out {', '.join(others)}")
+
+
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+# From here on: it may come while PyTorch is loading.
+@save_heard()
 def evaluate(
+    ctx: typer.Context,
     source: Annotated[
         Path | None, typer.Argument(help="Model to evaluate: a run, one of its checkpoints, or a Hugging Face folder.")
     ] = None,
@@ -233,6 +262,7 @@ def evaluate(
 
     An evaluation that was cut off goes on where it stopped. Exit code 75: SIGUSR1 came; what was sampled is kept.
     """
+    _check_options(ctx)
     if compare or beside:
         files = [*(compare or []), *(beside or [])]
         status(f"loading PyTorch, then comparing {files[0]} with {files[-1]}")

@@ -45,7 +45,7 @@ def records(suite: Suite, info: SamplesInfo, samples: Iterable[StoredSample]) ->
     problems = {item.id: item for item in suite.items}
     for (place, greedy), some in groupby(samples, key=lambda sample: (sample.number, sample.greedy)):
         same = list(some)
-        yield _record(problem_of(same[0], problems), suite.task, place, _arguments(info.setting, greedy), same)
+        yield _record(problem_of(same[0].problem, problems), suite.task, place, _arguments(info.setting, greedy), same)
 
 
 def _arguments(setting: Mapping[str, Any], greedy: bool) -> dict[str, Any]:

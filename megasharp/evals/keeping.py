@@ -23,6 +23,10 @@ def expected_bytes(samples: int, max_tokens: int, keep: Keep) -> int:
     return 0 if keep == "none" else round(samples * (_ROW + each * max_tokens))
 
 
+def _in_words(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.0f} kB"
+
+
 @dataclass(frozen=True, slots=True)
 class Keeping:
     """The part of samples that is kept, with texts up to `mb` for all evaluations below `root` together."""
@@ -41,8 +45,8 @@ class Keeping:
 
         def full() -> None:
             say(
-                f"{suite}: samples below {self.root} take {self.mb:,} MiB, the bound (--keep-mb, eval.keep_mb): "
-                "answers alone are kept from here on"
+                f"{suite}: samples below {self.root} have no more room within {self.mb:,} MiB (--keep-mb, "
+                "eval.keep_mb): answers alone are kept from here on"
             )
 
         own = sum(path.stat().st_size for path in parts(folder, suite))
@@ -60,7 +64,7 @@ class Keeping:
             return f"{name}: samples are kept until the result is there (--keep none)"
         most = expected_bytes(samples, max_tokens, self.keep)
         what = {"answers": "answers without texts", "texts": "texts", "tokens": "texts and token ids"}[self.keep]
-        line = f"{name}: {what} of {samples:,} samples are kept, at most about {most / 1e6:,.1f} MB"
+        line = f"{name}: {what} of {samples:,} samples are kept, at most about {_in_words(most)}"
         if self.keep == "answers":
             return line
         return (

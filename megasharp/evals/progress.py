@@ -11,8 +11,9 @@ from megasharp.metrics.console import duration
 # Shares of all samples, in percent, at which a line is due, and seconds after which one is due in any case.
 _SHARES = (1, 2, 5, *range(10, 100, 10))
 _EVERY_S = 60.0
-# No line follows another sooner, and a short evaluation has none.
+# No line follows another sooner, and a short evaluation has none. The first one is due early.
 _GAP_S = 5.0
+_FIRST_S = 15.0
 
 
 class ProgressLines:
@@ -23,6 +24,7 @@ class ProgressLines:
     ) -> None:
         self._name, self._counts, self._say, self._now = name, counts, say, now
         self._start = self._said = now()
+        self._due_s = _FIRST_S
         self._tokens, self._share = counts.tokens, self._done()
 
     def update(self) -> None:
@@ -30,8 +32,8 @@ class ProgressLines:
         now, share = self._now(), self._done()
         if now - self._said < _GAP_S or share >= 100.0:
             return
-        if now - self._said >= _EVERY_S or any(self._share < each <= share for each in _SHARES):
-            self._said, self._share = now, share
+        if now - self._said >= self._due_s or any(self._share < each <= share for each in _SHARES):
+            self._said, self._share, self._due_s = now, share, _EVERY_S
             self._say(self.line(now))
 
     def line(self, now: float) -> str:

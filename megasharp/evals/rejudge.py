@@ -56,7 +56,7 @@ def _judged(sample: StoredSample, verdict: Verdict, seconds: float) -> StoredSam
 
 
 def _item(sample: StoredSample, problems: Mapping[str, TaskItem], task: str) -> Item:
-    problem, text = problem_of(sample, problems), text_of(sample)
+    problem, text = problem_of(sample.problem, problems), text_of(sample)
     return Item.of(
         problem,
         task,
@@ -67,13 +67,11 @@ def _item(sample: StoredSample, problems: Mapping[str, TaskItem], task: str) -> 
     )
 
 
-def problem_of(sample: StoredSample, problems: Mapping[str, TaskItem]) -> TaskItem:
-    """Return a sample's problem. Raises UserError where it is not among those of the suite as it is now."""
-    if sample.problem not in problems:
-        raise UserError(
-            f"problem {sample.problem} has samples, but the suite does not have it now; give its own --suite"
-        )
-    return problems[sample.problem]
+def problem_of(name: str, problems: Mapping[str, TaskItem]) -> TaskItem:
+    """Return a problem by its id. Raises UserError where it is not among those of the suite as it is now."""
+    if name not in problems:
+        raise UserError(f"problem {name} has samples, but the suite does not have it now; give its own --suite")
+    return problems[name]
 
 
 def text_of(sample: StoredSample) -> str:

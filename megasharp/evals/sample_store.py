@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 from megasharp.common.errors import UserError
 from megasharp.common.files import completed, flush, folder_errors
 from megasharp.evals.stored_samples import (
+    CHECKSUM,
     FOLDER,
     SECONDS,
     SamplesInfo,
     StoredSample,
+    checksum,
     journals,
     parts,
     read_journal,
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 PART_BYTES = 64 << 20
 # Bytes of a row group before compression: a reader holds a few of them.
 GROUP_BYTES = 4 << 20
-# Texts that could not be bounded more finely than this are no longer kept.
+# Texts that could not be bounded more finely than this, or an eighth of a small bound, are no longer kept.
 _LEAST = 1 << 20
 # Progress of a running evaluation as format 2 (up to e9015b9, 2026-11-26) had it.
 _OLD = ".samples"
@@ -83,6 +85,7 @@ class SampleStore:
         self._folder = folder
         self._info = info
         self._room, self._full = room, full
+        self._least = _LEAST if room is None else min(_LEAST, room // 8)
         self._file: BufferedWriter | None = None
         self._path = Path()
         self._writer: Any = None
@@ -105,7 +108,7 @@ class SampleStore:
                 self._bound()
                 self._begin()
             assert self._file is not None
-            self._writer.write_batch(self._batch(samples), {SECONDS: repr(seconds)})
+            self._write(self._batch(samples), seconds)
             self._file.flush()
             if self._file.tell() >= self._journal_bytes():
                 self._roll()
@@ -154,7 +157,7 @@ class SampleStore:
         for path in left:
             table, seconds = read_journal(path)
             for batch in table.to_batches():
-                self._writer.write_batch(batch, {SECONDS: repr(seconds)})
+                self._write(batch, seconds)
                 seconds = 0.0
         self._file.flush()
         if left:
@@ -162,6 +165,9 @@ class SampleStore:
             flush(at)
             for path in left:
                 path.unlink()
+
+    def _write(self, batch: pa.RecordBatch, seconds: float) -> None:
+        self._writer.write_batch(batch, {SECONDS: repr(seconds), CHECKSUM: checksum(batch)})
 
     def _roll(self) -> None:
         """Make a part of the journal, then begin another with the next commit."""
@@ -184,7 +190,7 @@ class SampleStore:
 
     def _bound(self) -> None:
         """Keep no more texts where there is no room for them."""
-        if self._texts and self._room is not None and self.size >= self._room - _LEAST:
+        if self._texts and self._room is not None and self.size >= self._room - self._least:
             self._texts = False
             self._full()
 
@@ -192,7 +198,7 @@ class SampleStore:
         """Return the size at which a journal becomes a part: before it could exceed the bound."""
         if not self._texts or self._room is None:
             return PART_BYTES
-        return min(PART_BYTES, max(self._room - self.size, _LEAST))
+        return min(PART_BYTES, max(self._room - self.size, self._least))
 
     def _batch(self, samples: Sequence[StoredSample]) -> pa.RecordBatch:
         pa = arrow()

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from functools import cache, lru_cache
+from functools import cache, lru_cache, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 FOLDER = "samples"
 # Metadata of a commit and of a part: the seconds that its samples took.
 SECONDS = b"seconds"
+# Of a commit: the checksum of its columns.
+CHECKSUM = b"crc32"
 # A sample's place among all of its suite.
 _KEY = ("number", "greedy", "index")
 # Row groups that are in memory while samples are read; each has about `sample_store.GROUP_BYTES`.
@@ -206,10 +209,18 @@ def read_journal(path: Path) -> tuple[pa.Table, float]:
                     batch.validate()
                 except (StopIteration, OSError, pa.ArrowException):
                     return pa.Table.from_batches(batches, schema=found), seconds
+                if (said or {}).get(CHECKSUM) != checksum(batch):
+                    return pa.Table.from_batches(batches, schema=found), seconds
                 batches.append(batch)
-                seconds += float((said or {}).get(SECONDS, 0.0))
+                seconds += float(said[SECONDS])
     except (OSError, pa.ArrowException):
         return columns().empty_table(), 0.0
+
+
+def checksum(batch: pa.RecordBatch) -> bytes:
+    """Return the CRC-32 of a batch's buffers, as text: Arrow's streams have none of their own."""
+    buffers = (buffer for column in batch.columns for buffer in column.buffers() if buffer is not None)
+    return str(reduce(lambda crc, buffer: zlib.crc32(buffer, crc), buffers, 0)).encode()
 
 
 def stored_seconds(folder: Path, suite: str) -> float:

@@ -22,13 +22,13 @@ from megasharp.common.signals import interruptible
 from megasharp.evals.evaluate import WITH_MEMORY
 from megasharp.evals.groups import plan_suites, repeated
 from megasharp.evals.harness_log import write_log
-from megasharp.evals.rejudge import JUDGING, find_flips, judge_again
+from megasharp.evals.rejudge import JUDGING, find_flips, judge_again, problem_of
 from megasharp.evals.result import EvalResult, EvalSetting, summarize
 from megasharp.evals.result_files import load_result, result_lines, save, suites_of_group
 from megasharp.evals.sample_store import SampleStore
 from megasharp.evals.samples import SuiteCounts
 from megasharp.evals.stored_samples import SamplesInfo, read_samples, samples_info, suites_with_samples
-from megasharp.evals.suites import Asking, Suite
+from megasharp.evals.suites import Asking, Suite, parse_ks
 from megasharp.reporting.comparison import flip_lines
 from megasharp.tasks.judge import Judge
 from megasharp.tasks.reward_import import look_beside
@@ -49,6 +49,8 @@ def rejudge_folder(folder: Path, asked: Asked, named: bool, say: Say, note: Say)
     asked, suites = _with_samples(folder, asked)
     out = asked.out or _unused(folder)
     chosen = [_Judgement(folder, out, name, suite, asked) for name, suite in suites.items()]
+    for each in chosen:
+        each.check()
     check_judging(asked.reward, {each.suite.task for each in chosen}, "eval")
     with interruptible(), held(out, "another megasharp eval writes there; give another --out"):
         write_like_run(out)
@@ -71,6 +73,12 @@ def _with_samples(folder: Path, asked: Asked) -> tuple[Asked, dict[str, Suite]]:
             f"{folder}: no samples here; give the folder of an evaluation's results, which has a folder samples unless "
             "it was evaluated with --keep none"
         )
+    for name in there:
+        info = samples_info(folder, name)
+        if info is not None and "judged" in info.identity:
+            raise UserError(
+                f"{folder}: a judgement of samples, which keeps no texts; give the folder of the evaluation itself"
+            )
     asked, suites = _suites(folder, asked, sorted(set(there.values())))
     return asked, {name: suites[base] for name, base in there.items() if base in suites}
 
@@ -119,16 +127,32 @@ class _Judgement:
     suite: Suite
     asked: Asked
 
+    def check(self) -> None:
+        """Raise UserError where the evaluation was cut off, or `out` has results already."""
+        if not (self.folder / f"{self.name}.json").exists():
+            raise UserError(
+                f"{self.folder}: {self.name} was cut off before its result; let the same megasharp eval finish it first"
+            )
+        if (self.out / f"{self.name}.json").exists():
+            raise UserError(f"{self.out}: results of {self.name} are there already; give another --out")
+        before = load_result(self.folder / f"{self.name}.json")
+        self._ks(before)
+        problems = {item.id: item for item in self.suite.items}
+        for row in before.rows:
+            problem_of(row.id, problems)
+
     def result(self, judge: Judge) -> EvalResult:
         """Judge, store and count all samples, and write the result."""
         before = load_result(self.folder / f"{self.name}.json")
         info = samples_info(self.folder, self.name)
         assert info is not None
-        setting = self._setting(info)
+        setting = self._setting(info, self._ks(before))
         problems = {item.id: item for item in self.suite.items}
         rows = [problems[row.id] for row in before.rows if row.id in problems]
         counts = SuiteCounts(rows, before.n, before.greedy_accuracy is not None)
         told = SamplesInfo(self.name, info.setting, setting.identity, "answers")
+        # A judgement that was cut off begins anew.
+        SampleStore(self.out, told).remove()
         store = SampleStore(self.out, told)
         start = perf_counter()
         for some in judge_again(read_samples(self.folder, self.name), problems, self.suite.task, judge):
@@ -140,11 +164,19 @@ class _Judgement:
         store.finish()
         return result
 
-    def _setting(self, info: SamplesInfo) -> EvalSetting:
+    def _ks(self, before: EvalResult) -> tuple[int, ...]:
+        """Return every k of the result and of the command. Raises UserError for one above its samples."""
+        asked = self.asked.settings.k
+        ks = {*before.ks, *(() if asked is None else parse_ks(asked))}
+        if max(ks) > before.n:
+            raise UserError(f"{self.name}: {before.n} samples per problem cannot give pass@{max(ks)}; lower --k")
+        return tuple(sorted(ks))
+
+    def _setting(self, info: SamplesInfo, ks: tuple[int, ...]) -> EvalSetting:
         values: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in info.setting.items()
         }
-        return EvalSetting(self.name, identity=self._identity(info), **values)
+        return EvalSetting(self.name, identity=self._identity(info), **values | {"ks": ks})
 
     def _identity(self, info: SamplesInfo) -> dict[str, str]:
         """Return that of the samples, with this judgement's in place of what said how they were judged."""
@@ -170,4 +202,5 @@ def export_samples(folder: Path, asked: Asked, say: Say) -> None:
         info = samples_info(folder, name)
         assert info is not None
         lines = write_log(path, suite, info, read_samples(folder, name))
-        say(f"wrote {path}: {lines:,} lines")
+        whole = (folder / f"{name}.json").exists()
+        say(f"wrote {path}: {lines:,} lines" + ("" if whole else "; the evaluation was cut off before its end"))

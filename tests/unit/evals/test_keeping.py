@@ -20,7 +20,7 @@ def test_all_evaluations_below_a_folder_share_one_bound(tmp_path: Path) -> None:
     """The first has room, the second begins where the bound is reached: it keeps answers, and says so once."""
     said: list[str] = []
     keeping = Keeping(tmp_path, "texts", 2)
-    for step, length in ((1, 2_500_000), (2, 10)):
+    for step, length in ((1, 4_000_000), (2, 10)):
         folder = tmp_path / f"step_{step}"
         store = keeping.open(folder, SETTING, said.append)
         store.add([sample(0, 0, length=length)])
@@ -28,7 +28,7 @@ def test_all_evaluations_below_a_folder_share_one_bound(tmp_path: Path) -> None:
         store.finish()
     first, second = (list(read_samples(tmp_path / f"step_{step}", "dev")) for step in (1, 2))
     assert first[0].text is not None and [each.text for each in second] == [None, None]
-    assert len(said) == 2 and all("take 2 MiB, the bound" in line for line in said)
+    assert len(said) == 2 and all("no more room within 2 MiB" in line for line in said)
     info = samples_info(tmp_path / "step_1", "dev")
     assert info is not None and info.setting["label"] == "mine" and info.identity == {"weights": "w"}
 

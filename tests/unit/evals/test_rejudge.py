@@ -95,17 +95,37 @@ def test_a_second_judgement_has_a_folder_of_its_own_and_changes_nothing(evaluate
             "does not have it now",
         ),
         (lambda path: [each.unlink() for each in (path / "out" / "samples").iterdir()], "no samples here"),
+        (lambda path: (path / "out" / "sums.json").unlink(), "was cut off before its result"),
     ],
 )
 def test_what_cannot_be_judged_again_is_refused(evaluated: Path, spoil: Callable[[Path], object], message: str) -> None:
     spoil(evaluated.parent)
     with pytest.raises(UserError, match=message):
         rejudge_folder(evaluated, asked(evaluated), False, lambda _: None, lambda _: None)
+    assert not (evaluated / "rejudged").exists()
+
+
+def test_judgements_do_not_mix_and_take_the_ks_of_the_result_and_the_command(evaluated: Path) -> None:
+    """One that was cut off begins anew in its folder; one that is there is not written over."""
+    again = replace(asked(evaluated), out=evaluated / "mine", settings=Settings(k="3"))
+    left = SamplesInfo("sums", {}, load_result(evaluated / "sums.json").identity)
+    SampleStore(evaluated / "mine", left).add([_first_verdict(0, 0, "left by a kill")])
+    with pytest.raises(UserError, match="of another evaluation"):
+        rejudge_folder(evaluated, again, False, lambda _: None, lambda _: None)
+    again = replace(again, out=evaluated / "other")
+    rejudge_folder(evaluated, again, False, lambda _: None, lambda _: None)
+    assert load_result(evaluated / "other" / "sums.json").ks == (1, 2, 3)
+    with pytest.raises(UserError, match="results of sums are there already"):
+        rejudge_folder(evaluated, again, False, lambda _: None, lambda _: None)
+    with pytest.raises(UserError, match="cannot give pass@4"):
+        rejudge_folder(
+            evaluated, replace(asked(evaluated), settings=Settings(k="4")), False, lambda _: None, lambda _: None
+        )
 
 
 def test_samples_without_texts_are_refused(evaluated: Path) -> None:
     rejudge_folder(evaluated, asked(evaluated), False, lambda _: None, lambda _: None)
-    with pytest.raises(UserError, match="text was not kept"):
+    with pytest.raises(UserError, match="a judgement of samples, which keeps no texts"):
         rejudge_folder(evaluated / "rejudged", asked(evaluated), False, lambda _: None, lambda _: None)
 
 
