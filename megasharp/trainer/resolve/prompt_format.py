@@ -11,6 +11,7 @@ from megasharp.config.core import Tree
 from megasharp.config.data import AUTO, DataSource, MixedSource
 from megasharp.config.run_config import RunConfig
 from megasharp.evals.suites import OWN, Asking, Suite
+from megasharp.tasks.final_answer import opens_thinking
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.own_reward import is_own
 from megasharp.tasks.problems import is_worded, prompt_of, published_prompt, task_of
@@ -133,7 +134,9 @@ def _shown(source: DataSource, prompts: TokenizedPrompts, tokenizer: TextTokeniz
         by += " in the model's chat template" if written else " as plain text, for the model has no chat template"
     else:
         by += ", plain text"
-    text = visible(tokenizer.written_out(tokens)).replace("\n", "⏎").replace("\t", "⇥")
+    written_out = tokenizer.written_out(tokens)
+    by += "; responses begin inside of thinking" if opens_thinking(written_out) else ""
+    text = visible(written_out).replace("\n", "⏎").replace("\t", "⇥")
     if len(text) > _HEAD + _TAIL:
         text = f"{text[:_HEAD]} [...] {text[-_TAIL:]}"
     return f"{text} ({len(tokens)} tokens; {by})"

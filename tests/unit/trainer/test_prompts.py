@@ -75,6 +75,8 @@ def test_one_prompt_is_shown_with_its_special_tokens_and_its_making(resolve: Res
     assert shown.startswith("<|begin_of_text|>What is 0 + 1?⏎Please reason")
     assert shown.endswith("(86 tokens; boxed_chat as plain text, for the model has no chat template)")
     assert line(resolve("llama_base", "data.bos=false"), "prompt").startswith("What is 0 + 1?")
+    own_words = 'data.template="{question}\\n<think>\\n"'
+    assert line(resolve("llama_base", own_words), "prompt").endswith("; responses begin inside of thinking)")
     Path("train.jsonl").write_text('{"id": "a", "problem": "\\u001b[31m%s?", "answer": "1"}\n' % ("1+" * 190))
     shown = line(resolve("llama_base", "data.prompt=plain"), "prompt")
     assert "\\x1b[31m1+1" in shown and " [...] " in shown and shown.endswith("+? (387 tokens; plain, plain text)")
