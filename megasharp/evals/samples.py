@@ -184,16 +184,18 @@ def _countdown(numbers: tuple[int, ...], target: int) -> int | None:
 
 
 def token_figures(completion: Completion) -> TokenFigures:
-    """Return the means over a response's tokens, taken in float64; all None without tokens, or their log-probs."""
+    """Return the means over a response's tokens, taken in float64; all None without tokens, or their log-probs.
+
+    So they are where one is not finite, as a log-prob of -inf makes it: it has no part in a mean over problems.
+    """
     if not completion.sampler_logp.numel():
         return TokenFigures()
-    top = completion.top_logp
-    return TokenFigures(
-        entropy=None if completion.entropy is None else _mean(completion.entropy),
-        entropy_sampled=-_mean(completion.sampler_logp),
-        lambdas=() if top is None else tuple(top.double().mean(dim=0).tolist()),
-        lambda_sample=_mean(completion.policy_logp),
-    )
+    top = () if completion.top_logp is None else completion.top_logp.double().mean(dim=0).tolist()
+    sampled, lambda_sample = -_mean(completion.sampler_logp), _mean(completion.policy_logp)
+    entropy = None if completion.entropy is None else _mean(completion.entropy)
+    if not all(map(math.isfinite, (entropy or 0.0, sampled, lambda_sample, *top))):
+        return TokenFigures()
+    return TokenFigures(entropy, sampled, tuple(top), lambda_sample)
 
 
 def _mean(values: Tensor) -> float:

@@ -123,6 +123,19 @@ def test_an_aborted_response_is_an_infra_failure():
     assert result.infra == sum(texts_of(f"p{index}", 10, 3).count("2*1") for index in range(6))
 
 
+def test_figures_that_are_not_finite_have_no_part_in_means():
+    """As of a server that reports -inf: every other figure stands, with an interval."""
+
+    class Impossible(RuleEngine):
+        def generate(self, *asked):
+            for group in super().generate(*asked):
+                yield [replace(one, sampler_logp=one.sampler_logp * float("inf")) for one in group]
+
+    result, plain = run(Impossible()), run()
+    assert result.pass_at_k == plain.pass_at_k and result.intervals["pass@4"] == plain.intervals["pass@4"]
+    assert result.token_entropy_sampled is None and plain.token_entropy_sampled is not None
+
+
 def test_nothing_left_to_score_is_one_line():
     with pytest.raises(UserError, match="infra failures left no problem with 10 samples"):
         run(judge=DirectJudge({"countdown": lambda text, answer: Verdict(Outcome.INFRA, 0.0)}))
