@@ -19,7 +19,7 @@ from string import ascii_uppercase
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
-from megasharp.tasks.extraction import (
+from megasharp.tasks.data_fields import (
     Fields,
     absent,
     check_names,

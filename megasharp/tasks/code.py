@@ -29,7 +29,7 @@ from typing import Any
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
-from megasharp.tasks.extraction import Fields, check_names, read_objects
+from megasharp.tasks.data_fields import Fields, check_names, read_objects
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.sandbox.inside import CHECK_BROKEN, FAILED, PASSED, PROGRAM_FAILED, decode
 from megasharp.tasks.sandbox.programs import Clock, End, Ran, Sandbox, run, run_pair

@@ -18,7 +18,7 @@ from random import Random
 
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
 from megasharp.tasks.arithmetic import Form, NotArithmeticError, combine, number, parse
-from megasharp.tasks.extraction import check_names, positive_field, positives_field, read_objects, text_field
+from megasharp.tasks.data_fields import check_names, positive_field, positives_field, read_objects, text_field
 from megasharp.tasks.judge import TaskItem
 
 

@@ -25,7 +25,8 @@ from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
 from megasharp.tasks import countdown
 from megasharp.tasks.arithmetic import MAX_CHARACTERS
-from megasharp.tasks.extraction import check_names, last_tag, name_of, positive_field, positives_field, read_objects
+from megasharp.tasks.data_fields import check_names, name_of, positive_field, positives_field, read_objects
+from megasharp.tasks.extraction import last_tag
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.prompts import TEMPLATES
 from megasharp.tasks.retraction import TAKEN_BACK, withdrawn

@@ -20,7 +20,8 @@ from typing import Literal, get_args
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
-from megasharp.tasks.extraction import check_names, ending, last_box, name_of, read_objects, text_field
+from megasharp.tasks.data_fields import check_names, name_of, read_objects, text_field
+from megasharp.tasks.extraction import ending, last_box
 from megasharp.tasks.judge import TaskItem
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
-from megasharp.tasks.extraction import Fields, absent, check_names, name_of, read_objects, text_field, texts_field
+from megasharp.tasks.data_fields import Fields, absent, check_names, name_of, read_objects, text_field, texts_field
 from megasharp.tasks.judge import TaskItem
 
 Value = str | int | tuple[str, ...]

@@ -23,16 +23,8 @@ from random import Random
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
-from megasharp.tasks.extraction import (
-    Fields,
-    boxes,
-    check_names,
-    last_tag,
-    name_of,
-    own_part,
-    read_objects,
-    texts_field,
-)
+from megasharp.tasks.data_fields import Fields, check_names, name_of, read_objects, texts_field
+from megasharp.tasks.extraction import boxes, last_tag, own_part
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.knights_reading import UnreadableError, assignment, key
 from megasharp.tasks.prompts import TEMPLATES

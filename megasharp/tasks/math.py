@@ -25,7 +25,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
-from megasharp.tasks.extraction import check_names, last_box, name_of, number_field, read_objects, text_field
+from megasharp.tasks.data_fields import check_names, name_of, number_field, read_objects, text_field
+from megasharp.tasks.extraction import last_box
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.math_bounds import MAX_LENGTH, beyond, stand_ins, with_stand_ins, without_stand_ins
 from megasharp.tasks.math_characters import as_latex

@@ -18,7 +18,7 @@ from typing import Any
 from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import note
 from megasharp.common.records import TaskAnswer
-from megasharp.tasks.extraction import Fields, is_unicode, number_field, plain_columns, short
+from megasharp.tasks.data_fields import Fields, is_unicode, number_field, plain_columns, short
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.own_reward import OWN_TASK
 from megasharp.tasks.prompts import Template

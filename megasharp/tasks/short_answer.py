@@ -20,16 +20,8 @@ from pathlib import Path
 from string import ascii_uppercase
 
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
-from megasharp.tasks.extraction import (
-    check_names,
-    last_box,
-    last_stated,
-    name_of,
-    number_field,
-    own_part,
-    read_objects,
-    text_field,
-)
+from megasharp.tasks.data_fields import check_names, name_of, number_field, read_objects, text_field
+from megasharp.tasks.extraction import last_box, last_stated, own_part
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.labels import chosen_label
 from megasharp.tasks.prompts import boxed_prompt

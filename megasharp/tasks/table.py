@@ -27,7 +27,7 @@ from megasharp.tasks import (
     short_answer,
     synlogic,
 )
-from megasharp.tasks.extraction import Fields, plain_columns, read_objects
+from megasharp.tasks.data_fields import Fields, plain_columns, read_objects
 from megasharp.tasks.judge import TaskItem, Verifier, Verifiers
 from megasharp.tasks.own_reward import OwnReward
 from megasharp.tasks.own_rows import answer_text

@@ -7,7 +7,7 @@ files is read too. 2510.14807 does not print its prompt; here a box is asked for
 
 from __future__ import annotations
 
-from megasharp.tasks.extraction import Fields, text_field
+from megasharp.tasks.data_fields import Fields, text_field
 from megasharp.tasks.sets.data_set import DataSet, Part, Problem, Source
 from megasharp.tasks.short_answer import answer_to
 

@@ -7,7 +7,7 @@ released by tinyzero" (appendix C.1), and for Countdown-3 the rows of three numb
 from __future__ import annotations
 
 from megasharp.tasks.countdown_tags import TaggedCountdownAnswer, question_of
-from megasharp.tasks.extraction import Fields, positive_field, positives_field
+from megasharp.tasks.data_fields import Fields, positive_field, positives_field
 from megasharp.tasks.sets.data_set import DataSet, LeftOut, Part, Problem, Read, Source
 
 _TRAIN, _TEST = 327_680, 1_024

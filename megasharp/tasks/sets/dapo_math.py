@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from megasharp.tasks.extraction import Fields, number_field, text_field
+from megasharp.tasks.data_fields import Fields, number_field, text_field
 from megasharp.tasks.math import MathAnswer
 from megasharp.tasks.prompts import TEMPLATES
 from megasharp.tasks.sets.data_set import DataSet, LeftOut, Part, Problem, Source

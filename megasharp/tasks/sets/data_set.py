@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from megasharp.common.records import TaskAnswer
-from megasharp.tasks.extraction import Fields
+from megasharp.tasks.data_fields import Fields
 
 # The source of a schema: the public card, public copies of rows, public code that reads the set, or none of them.
 Known = Literal["card", "rows", "code", "unverified"]

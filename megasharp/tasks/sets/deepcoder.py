@@ -7,7 +7,7 @@ tests are those that rllm's prepare_deepcoder_data.py and code_reward.py read; n
 
 from __future__ import annotations
 
-from megasharp.tasks.extraction import Fields, optional_text, text_field
+from megasharp.tasks.data_fields import Fields, optional_text, text_field
 from megasharp.tasks.sets.data_set import DataSet, LeftOut, Part, Problem, Source
 from megasharp.tasks.sets.program_tests import answer_of, function_in, json_field, question_with_format
 

@@ -10,7 +10,7 @@ test split is left out. That file is in verl's format: `set: verl_math` reads it
 from __future__ import annotations
 
 from megasharp.common.errors import UserError
-from megasharp.tasks.extraction import Fields, text_field
+from megasharp.tasks.data_fields import Fields, text_field
 from megasharp.tasks.math import MathAnswer
 from megasharp.tasks.sets import math_sets
 from megasharp.tasks.sets.data_set import DataSet, Part, Problem, Source

@@ -7,7 +7,7 @@ are read by task `instructions`.
 
 from __future__ import annotations
 
-from megasharp.tasks.extraction import Fields, number_field, text_field
+from megasharp.tasks.data_fields import Fields, number_field, text_field
 from megasharp.tasks.instructions import read_answer
 from megasharp.tasks.sets.data_set import DataSet, Part, Problem, Source
 

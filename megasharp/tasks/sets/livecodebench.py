@@ -27,7 +27,7 @@ from datetime import date
 
 from megasharp.common.errors import UserError
 from megasharp.tasks.code import CodeAnswer
-from megasharp.tasks.extraction import Fields, absent, optional_text, text_field
+from megasharp.tasks.data_fields import Fields, absent, optional_text, text_field
 from megasharp.tasks.sets.data_set import DataSet, LeftOut, Part, Problem, Source
 from megasharp.tasks.sets.program_tests import answer_of, function_in, json_field, question_with_format
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import note
-from megasharp.tasks.extraction import Fields, check_names, plain_columns
+from megasharp.tasks.data_fields import Fields, check_names, plain_columns
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.prompts import Template, template_named
 from megasharp.tasks.sets import SETS

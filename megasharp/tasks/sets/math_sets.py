@@ -40,16 +40,16 @@ from __future__ import annotations
 import re
 
 from megasharp.common.errors import UserError
-from megasharp.tasks.extraction import (
+from megasharp.tasks.data_fields import (
     Fields,
     absent,
-    last_box,
     number_field,
     object_field,
     optional_text,
     text_field,
     texts_field,
 )
+from megasharp.tasks.extraction import last_box
 from megasharp.tasks.math import MathAnswer
 from megasharp.tasks.sets.data_set import DataSet, LeftOut, Part, Problem, Read, Source
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from megasharp.tasks.choice import read_arc, read_mmlu_pro
-from megasharp.tasks.extraction import Fields, number_field
+from megasharp.tasks.data_fields import Fields, number_field
 from megasharp.tasks.sets.data_set import DataSet, Part, Problem, Source
 
 

@@ -13,7 +13,7 @@ import json
 
 from megasharp.common.errors import UserError
 from megasharp.tasks.code import CallTest, CodeAnswer, StdinTest
-from megasharp.tasks.extraction import Fields, absent
+from megasharp.tasks.data_fields import Fields, absent
 from megasharp.tasks.sets.data_set import LeftOut
 
 NO_TESTS = LeftOut("it has no tests")

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from megasharp.common.errors import NotAtHand, UserError, one_line
 from megasharp.common.exit_codes import note
 from megasharp.config.hub import absence, answer_of, go_offline, hub_is_off, is_commit, is_hub_id
-from megasharp.tasks.extraction import Fields, parse_object
+from megasharp.tasks.data_fields import Fields, parse_object
 from megasharp.tasks.sets.data_set import Source
 
 if TYPE_CHECKING:

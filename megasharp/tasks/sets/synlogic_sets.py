@@ -8,7 +8,7 @@ validation split. The message asks for the answer's form itself; that a chat tem
 
 from __future__ import annotations
 
-from megasharp.tasks.extraction import Fields, object_field, text_field
+from megasharp.tasks.data_fields import Fields, object_field, text_field
 from megasharp.tasks.sets.data_set import DataSet, Part, Problem, Source
 from megasharp.tasks.sets.math_sets import messages_of
 from megasharp.tasks.synlogic import answer_of

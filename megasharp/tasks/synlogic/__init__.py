@@ -21,7 +21,7 @@ from pathlib import Path
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
-from megasharp.tasks.extraction import check_names, name_of, read_objects, text_field
+from megasharp.tasks.data_fields import check_names, name_of, read_objects, text_field
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.retraction import taken_back
 from megasharp.tasks.synlogic import boxed, equations, filling, latin, placing, texts
