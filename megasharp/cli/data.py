@@ -205,7 +205,11 @@ def _first(items: Sequence[TaskItem], tokenizer: TextTokenizer | None, say: Say)
 
     for item in items:
         say(f"\n--- {item.id}")
-        say(tokenizer.written_out(read_prompt(item, tokenizer).tokens) if tokenizer else _as_messages(item))
+        if tokenizer:
+            say(tokenizer.written_out(read_prompt(item, tokenizer).tokens))
+        else:
+            messages = [f"[{role}] {text}" for role, text in item.turns]
+            say("\n".join([*messages, "[assistant]"]) if messages else item.text)
         say(f"--- answer: {_answer(item)}")
 
 
@@ -225,12 +229,6 @@ def _lengths(items: Sequence[TaskItem], tokenizer: TextTokenizer | None, templat
     lengths = [len(read_prompt(item, tokenizer).tokens if tokenizer else item.text) for item in measured]
     unit = "characters" if tokenizer is None else f"tokens (the first {len(measured)})"
     return f"prompts    {min(lengths)} to {max(lengths)} {unit}, median {median(lengths):g}; {template}"
-
-
-def _as_messages(item: TaskItem) -> str:
-    if not item.turns:
-        return item.text
-    return "\n".join(f"[{role}] {text}" for role, text in item.turns) + "\n[assistant]"
 
 
 def _answer(item: TaskItem) -> str:

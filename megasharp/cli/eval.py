@@ -34,16 +34,15 @@ _TAKEN = {
 
 def _check_options(ctx: typer.Context) -> None:
     """Raise UserError for options that the command would not heed."""
-    given = {each.name or "": each.opts[0] for each in ctx.command.params if _is_given(ctx, each.name or "")}
+    given = {
+        each.name: each.opts[0]
+        for each in ctx.command.params
+        if each.name and (source := ctx.get_parameter_source(each.name)) is not None and source.name == "COMMANDLINE"
+    }
     asked = next((name for name in _TAKEN if name in given), "compare" if "beside" in given else None)
     others = [] if asked is None else [option for name, option in given.items() if name not in _TAKEN[asked]]
     if asked and others:
         raise UserError(f"eval: {given.get(asked, '--with')} samples nothing; leave out {', '.join(others)}")
-
-
-def _is_given(ctx: typer.Context, name: str) -> bool:
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 # From here on: it may come while PyTorch is loading.

@@ -111,7 +111,11 @@ class Side:
     @property
     def label(self) -> str:
         """The model's name, or those of the runs."""
-        names = [_called(result) for result in self.results]
+        names: list[str] = []
+        for result in self.results:
+            # The label of a run's own evaluations is the run's name, without the step.
+            step = "" if result.step is None else f" step {result.step}"
+            names.append(f"{result.label.removesuffix(step)}{step}")
         return names[0] if len(names) == 1 else f"{len(names)} runs ({', '.join(names)})"
 
 
@@ -154,12 +158,6 @@ def compare(before: Side, after: Side, ks: Sequence[int], *, paired: bool = Fals
 
 def _pooled(rows: Sequence[ProblemResult]) -> tuple[int, int]:
     return sum(row.correct for row in rows), sum(row.samples for row in rows)
-
-
-def _called(result: EvalResult) -> str:
-    """The label, with the step where it does not name it: a run's own evaluations have the run's name."""
-    step = f" step {result.step}"
-    return result.label if result.step is None or result.label.endswith(step) else f"{result.label}{step}"
 
 
 def _check_same(before: EvalResult, after: EvalResult, files: tuple[Path, Path]) -> None:

@@ -28,7 +28,7 @@ from megasharp.evals.suites import Suite
 from megasharp.rollout.step_request import Engine, MemoryUse, judged, response_seed, streamed
 from megasharp.rollout.streaming import Asked
 from megasharp.tasks.final_answer import AnswerRule, FinalJudge, opens_thinking
-from megasharp.tasks.judge import DirectJudge, Item, Judge, TaskItem
+from megasharp.tasks.judge import DirectJudge, Item, Judge
 from megasharp.tasks.stream import ChatEncoder, ReadPrompt, read_prompt
 from megasharp.tasks.table import make_verifiers
 
@@ -92,11 +92,11 @@ class _Source:
                 part = _Part(number, greedy, indexes[start : start + self.size], time.monotonic())
                 self.open[place] = part
                 place += 1
-                problem = self.suite.items[number].id
-                seeds = tuple(sample_seed(self.seed, problem, index) for index in part.indexes)
+                item = self.suite.items[number]
+                seeds = tuple(sample_seed(self.seed, item.id, index) for index in part.indexes)
                 tokens = self.prompts[number].tokens
                 # Without tokens the engine writes the prompt itself.
-                turns = () if tokens else _messages(self.suite.items[number])
+                turns = () if tokens else item.turns or (("user", item.text),)
                 yield GenerateRequest(tokens, seeds, turns=turns), greedily if greedy else self.sampling
 
     def finished(self, place: int, completions: Sequence[Completion]) -> Finished:
@@ -182,10 +182,6 @@ class _Verification:
             judged_s=judged_s,
             in_thinking=opens_thinking(self.prompts[one.number].text),
         )
-
-
-def _messages(item: TaskItem) -> tuple[tuple[str, str], ...]:
-    return item.turns or (("user", item.text),)
 
 
 def _storable(text: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields
 from itertools import groupby
 from pathlib import Path
@@ -45,15 +45,12 @@ def records(suite: Suite, info: SamplesInfo, samples: Iterable[StoredSample]) ->
     problems = {item.id: item for item in suite.items}
     for (place, greedy), some in groupby(samples, key=lambda sample: (sample.number, sample.greedy)):
         same = list(some)
-        yield _record(problem_of(same[0].problem, problems), suite.task, place, _arguments(info.setting, greedy), same)
-
-
-def _arguments(setting: Mapping[str, Any], greedy: bool) -> dict[str, Any]:
-    until, most = list(setting.get("stop", ())), setting["max_tokens"]
-    if greedy:
-        return {"until": until, "max_gen_toks": most, "do_sample": False}
-    drawn = {name: setting[name] for name in ("temperature", "top_p", "top_k", "min_p") if name in setting}
-    return {"until": until, "max_gen_toks": most, "do_sample": True, **drawn}
+        until, most = list(info.setting.get("stop", ())), info.setting["max_tokens"]
+        arguments: dict[str, Any] = {"until": until, "max_gen_toks": most, "do_sample": not greedy}
+        if not greedy:
+            drawn = ("temperature", "top_p", "top_k", "min_p")
+            arguments |= {name: info.setting[name] for name in drawn if name in info.setting}
+        yield _record(problem_of(same[0].problem, problems), suite.task, place, arguments, same)
 
 
 def _record(

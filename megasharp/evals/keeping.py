@@ -23,10 +23,6 @@ def expected_bytes(samples: int, max_tokens: int, keep: Keep) -> int:
     return 0 if keep == "none" else round(samples * (_ROW + each * max_tokens))
 
 
-def _in_words(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.0f} kB"
-
-
 @dataclass(frozen=True, slots=True)
 class Keeping:
     """The part of samples that is kept, with texts up to `mb` for all evaluations below `root` together."""
@@ -64,7 +60,8 @@ class Keeping:
             return f"{name}: samples are kept until the result is there (--keep none)"
         most = expected_bytes(samples, max_tokens, self.keep)
         what = {"answers": "answers without texts", "texts": "texts", "tokens": "texts and token ids"}[self.keep]
-        line = f"{name}: {what} of {samples:,} samples are kept, at most about {_in_words(most)}"
+        size = f"{most / 1e6:,.1f} MB" if most >= 1e6 else f"{most / 1e3:,.0f} kB"
+        line = f"{name}: {what} of {samples:,} samples are kept, at most about {size}"
         if self.keep == "answers":
             return line
         return (

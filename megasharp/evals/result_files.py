@@ -173,21 +173,18 @@ _MANY = 20
 
 def result_lines(result: EvalResult) -> Iterator[str]:
     """Yield a heading, then a line for each metric."""
+    # Few set these.
+    cuts = (("top-k", result.top_k), ("min-p", result.min_p), ("stop", [*result.stop]))
+    named = "".join(f", {name} {value}" for name, value in cuts if value)
     yield (
         f"{result.suite} of {result.label}: {result.problems} problems x {result.n} samples, temperature "
-        f"{result.temperature:g}, top-p {result.top_p:g}{_cuts(result)}, at most {result.max_tokens} tokens"
+        f"{result.temperature:g}, top-p {result.top_p:g}{named}, at most {result.max_tokens} tokens"
     )
     if result.left_out:
         yield f"  left out for infra failures: {result.left_out} problems"
     if result.problems < _MANY:
         yield f"  {result.problems} problems are few: the intervals are too narrow (of 10 they cover 86%, not 95%)"
     yield from (f"  {line}" for line in _figures(result.named(), result.intervals))
-
-
-def _cuts(result: EvalResult) -> str:
-    """The settings of sampling that few use."""
-    named = (("top-k", result.top_k), ("min-p", result.min_p), ("stop", [*result.stop]))
-    return "".join(f", {name} {value}" for name, value in named if value)
 
 
 def group_lines(table: GroupResult) -> Iterator[str]:

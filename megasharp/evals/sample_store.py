@@ -110,7 +110,11 @@ class SampleStore:
             assert self._file is not None
             self._write(self._batch(samples), seconds)
             self._file.flush()
-            if self._file.tell() >= self._journal_bytes():
+            most = PART_BYTES
+            if self._texts and self._room is not None:
+                # A journal becomes a part before it could exceed the bound.
+                most = min(most, max(self._room - self.size, self._least))
+            if self._file.tell() >= most:
                 self._roll()
 
     def close(self) -> None:
@@ -193,12 +197,6 @@ class SampleStore:
         if self._texts and self._room is not None and self.size >= self._room - self._least:
             self._texts = False
             self._full()
-
-    def _journal_bytes(self) -> int:
-        """Return the size at which a journal becomes a part: before it could exceed the bound."""
-        if not self._texts or self._room is None:
-            return PART_BYTES
-        return min(PART_BYTES, max(self._room - self.size, self._least))
 
     def _batch(self, samples: Sequence[StoredSample]) -> pa.RecordBatch:
         pa = arrow()

@@ -345,10 +345,16 @@ class _Evaluation:
 
     def _result(self, planned: Planned, judge: Judge) -> EvalResult:
         done = self._done(planned)
-        result = self._evaluated(planned, judge) if done is None else self._again(done, planned)
-        if done is not None and journals(self._folder(planned), planned.suite.name):
-            # A kill came between the result and the end of its samples.
-            self.store = self._keeping.open(self._folder(planned), self._setting(planned))
+        if done is None:
+            result = self._evaluated(planned, judge)
+        else:
+            # From the counts of its samples, for every k that it or `planned` has.
+            before, setting = load_result(done), self._setting(planned)
+            setting = replace(setting, ks=tuple(sorted({*planned.sampling.ks, *before.ks})))
+            result = summarize(before.rows, setting, before.seconds)
+            if journals(self._folder(planned), planned.suite.name):
+                # A kill came between the result and the end of its samples.
+                self.store = self._keeping.open(self._folder(planned), self._setting(planned))
         path = save(result, self._folder(planned))
         if self.store:
             self.store.finish()
@@ -357,12 +363,6 @@ class _Evaluation:
             self._say(line)
         self._say(f"wrote {path}" if done is None else f"{path} was measured before; figures are from its samples")
         return result
-
-    def _again(self, done: Path, planned: Planned) -> EvalResult:
-        """Compute the metrics from the counts of an evaluation that is done, for every k that it or `planned` has."""
-        result = load_result(done)
-        setting = replace(self._setting(planned), ks=tuple(sorted({*planned.sampling.ks, *result.ks})))
-        return summarize(result.rows, setting, result.seconds)
 
     def _evaluated(self, planned: Planned, judge: Judge) -> EvalResult:
         assert self._sampler is not None

@@ -47,7 +47,9 @@ def rejudge_folder(folder: Path, asked: Asked, named: bool, say: Say, note: Say)
     kept or a suite cannot be found.
     """
     asked, suites = _with_samples(folder, asked)
-    out = asked.out or _unused(folder)
+    numbered = (folder / (f"{_FOLDER}_{number}" if number > 1 else _FOLDER) for number in count(1))
+    # Without --out the first of these that no earlier judgement has.
+    out = asked.out or next(path for path in numbered if not path.exists())
     chosen = [_Judgement(folder, out, name, suite, asked) for name, suite in suites.items()]
     for each in chosen:
         each.check()
@@ -111,12 +113,6 @@ def _groups(folder: Path, there: list[str]) -> list[str]:
     return [*(name for name, suites in groups.items() if suites), *others]
 
 
-def _unused(folder: Path) -> Path:
-    """Return a folder in `folder` that no earlier judgement has."""
-    names = (f"{_FOLDER}_{number}" if number > 1 else _FOLDER for number in count(1))
-    return next(folder / name for name in names if not (folder / name).exists())
-
-
 @dataclass(frozen=True, slots=True)
 class _Judgement:
     """One suite's samples in `folder`, judged again in `out`."""
@@ -176,12 +172,10 @@ class _Judgement:
         values: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in info.setting.items()
         }
-        return EvalSetting(self.name, identity=self._identity(info), **values | {"ks": ks})
-
-    def _identity(self, info: SamplesInfo) -> dict[str, str]:
-        """Return that of the samples, with this judgement's in place of what said how they were judged."""
+        # The samples' identity, with this judgement's in place of what said how they were judged.
         drawn = {name: value for name, value in info.identity.items() if name not in JUDGING}
-        return drawn | judging_identity(self.asked.reward, self.suite) | {"judged": "again"}
+        identity = drawn | judging_identity(self.asked.reward, self.suite) | {"judged": "again"}
+        return EvalSetting(self.name, identity=identity, **values | {"ks": ks})
 
     def differs(self) -> bool:
         """Return whether the problems, their answers or prompts are others than those that were sampled."""

@@ -111,7 +111,11 @@ class RewardJudge:
                 self._refuse(row, text, verdict)
             # The last one is the answer, where that is a text or a number.
             if text == [*made_up_responses(row.answer)][-1]:
-                self._say(f"reward     row {row.id}, response {_cut(text)!r} -> {_shown(verdict)}")
+                shown = text if len(text) <= _SHOWN_TEXT else f"{text[:_SHOWN_TEXT]}..."
+                # A number of several functions is each one's own.
+                parts = ", ".join(f"{name} {value:g}" for name, value in verdict.parts.items())
+                made_of = f" ({parts})" if parts else ""
+                self._say(f"reward     row {row.id}, response {shown!r} -> {verdict.reward:g}{made_of}")
 
     def _refuse(self, row: TaskItem, text: str, verdict: Verdict) -> None:
         where = f"more in {self._log}" if self._log else "more above"
@@ -225,16 +229,6 @@ def made_up_responses(answer: TaskAnswer) -> Iterator[str]:
     yield "These are words without an answer."
     values = [getattr(answer, field.name) for field in fields(answer)]
     yield from [str(value) for value in values if isinstance(value, str | int | float) and value != ""][:1]
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _SHOWN_TEXT else f"{text[:_SHOWN_TEXT]}..."
-
-
-def _shown(verdict: Verdict) -> str:
-    """Return a reward, and what it was made of, in a few words; a number of several functions is each one's own."""
-    parts = ", ".join(f"{name} {value:g}" for name, value in verdict.parts.items())
-    return f"{verdict.reward:g} ({parts})" if parts else f"{verdict.reward:g}"
 
 
 def own_reward_of(functions: Sequence[OwnFunction], reward: RewardConfig) -> OwnReward:

@@ -157,7 +157,9 @@ def _letters(row: StoredRow) -> int:
 def _rows(one: Counted, place: int, problems: Sequence[str], most: int, suite: str) -> list[StoredRow]:
     """Read at most `most` samples of each problem, with the verdicts of all judgements."""
     places = {key: number for number, problem in enumerate(problems) for key in one.chosen(problem, most)}
-    read: list[dict[Key, StoredSample]] = [_read(folder, suite, frozenset(places)) for folder in one.folders]
+    read: list[dict[Key, StoredSample]] = [
+        {sample.key: sample for sample in read_chosen(folder, suite, frozenset(places))} for folder in one.folders
+    ]
     return [
         _row(place, number, [samples.get(key) for samples in read])
         for key, number in sorted(places.items(), key=lambda pair: (pair[1], pair[0]))
@@ -165,14 +167,17 @@ def _rows(one: Counted, place: int, problems: Sequence[str], most: int, suite: s
     ]
 
 
-def _read(folder: Path, suite: str, keys: frozenset[Key]) -> dict[Key, StoredSample]:
-    return {sample.key: sample for sample in read_chosen(folder, suite, keys)}
-
-
 def _row(place: int, problem: int, judged: Sequence[StoredSample | None]) -> StoredRow:
     first = next(sample for sample in judged if sample is not None)
     text = next((sample.text for sample in judged if sample is not None and sample.text is not None), None)
     whole = text is None or len(text) <= BEGINNING + END
+    verdicts: list[StoredVerdict] = []
+    for sample in judged:
+        if sample is None:
+            verdicts.append(StoredVerdict("not judged", 0.0, "", ""))
+        else:
+            answer, detail = (sample.answer or "")[:_SHORT], sample.detail[:_SHORT]
+            verdicts.append(StoredVerdict(str(sample.outcome), rounded(sample.reward), answer, detail))
     return StoredRow(
         set=place,
         problem=problem,
@@ -184,12 +189,5 @@ def _row(place: int, problem: int, judged: Sequence[StoredSample | None]) -> Sto
         text=(text or "")[: None if whole else BEGINNING],
         tail="" if whole or text is None else text[-END:],
         letters=-1 if text is None else len(text),
-        verdicts=[_verdict(sample) for sample in judged],
+        verdicts=verdicts,
     )
-
-
-def _verdict(sample: StoredSample | None) -> StoredVerdict:
-    if sample is None:
-        return StoredVerdict("not judged", 0.0, "", "")
-    answer, detail = (sample.answer or "")[:_SHORT], sample.detail[:_SHORT]
-    return StoredVerdict(str(sample.outcome), rounded(sample.reward), answer, detail)

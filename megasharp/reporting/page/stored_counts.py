@@ -197,12 +197,9 @@ def gather(suite: str, sources: Sequence[Source]) -> tuple[list[Counted], list[s
                 continue
             label = name if folder != source.folder else folder.name
             if table.numbers and not any(one.add(label, folder, table) for one in sets):
-                sets.append(_new(source, name, folder, table, [one.name for one in sets]))
+                taken = [one.name for one in sets]
+                called = source.name if source.name not in taken else f"{source.name} ({folder})"
+                new = Counted(source.run, source.step, called, table)
+                new.add(name, folder, table)
+                sets.append(new)
     return sets, unread
-
-
-def _new(source: Source, name: str, folder: Path, table: _Table, taken: Sequence[str]) -> Counted:
-    label = source.name if source.name not in taken else f"{source.name} ({folder})"
-    one = Counted(source.run, source.step, label, table)
-    one.add(name, folder, table)
-    return one

@@ -224,7 +224,14 @@ def markdown(rows: Sequence[Row], ks: Sequence[int], against: str | None) -> str
     if beside:
         columns = [_column([row.difference.get(name) for row in beside]) for name in shown]
         cells = [[f"`{row.name}`", row.compared, *texts] for row, *texts in zip(beside, *columns, strict=True)]
-        lines += ["", f"Minus `{against}`, problem by problem. {_EXPLANATION}{_alone(beside)}", ""]
+        alone = [f"`{row.name}`" for row in beside if any(each.crossed is None for each in row.difference.values())]
+        text = f"Minus `{against}`, problem by problem. {_EXPLANATION}"
+        if alone:
+            text += (
+                f" One run on a side, {', '.join(alone)}: the interval is over problems alone, of these models; never "
+                "bold."
+            )
+        lines += ["", text, ""]
         lines += _lines(["", "runs", *heads], cells)
     return "\n".join(lines) + "\n"
 
@@ -235,17 +242,17 @@ _EXPLANATION = (
 )
 
 
-def _alone(rows: Sequence[Row]) -> str:
-    alone = [f"`{row.name}`" for row in rows if any(each.crossed is None for each in row.difference.values())]
-    if not alone:
-        return ""
-    return f" One run on a side, {', '.join(alone)}: the interval is over problems alone, of these models; never bold."
-
-
 def _column(column: Sequence[Difference | None]) -> list[str]:
     """Format the differences of one metric, which are the rows that Holm's correction counts."""
     marked = bold([None if each is None or each.crossed is None else float(each.crossed.p_value()) for each in column])
-    return ["" if each is None else _difference(each, bool(mark)) for each, mark in zip(column, marked, strict=True)]
+    texts: list[str] = []
+    for each, mark in zip(column, marked, strict=True):
+        if each is None or each.crossed is None:
+            texts.append("" if each is None else f"{each.mean:+.3f} {_bounds(each.interval)}")
+        else:
+            text = f"{each.mean:+.3f} {_bounds(each.crossed.interval())}"
+            texts.append(f"{f'**{text}**' if mark else text}<br>{_bounds(each.crossed.over_runs())}")
+    return texts
 
 
 def frame(measured: Mapping[str, Sequence[Measured]]) -> pd.DataFrame:
@@ -264,13 +271,6 @@ def _lines(heads: Sequence[str], rows: Iterable[list[str]]) -> Iterator[str]:
     yield "|---" * len(heads) + "|"
     for row in rows:
         yield f"| {' | '.join(row)} |"
-
-
-def _difference(found: Difference, mark: bool) -> str:
-    if found.crossed is None:
-        return f"{found.mean:+.3f} {_bounds(found.interval)}"
-    text = f"{found.mean:+.3f} {_bounds(found.crossed.interval())}"
-    return f"{f'**{text}**' if mark else text}<br>{_bounds(found.crossed.over_runs())}"
 
 
 def _bounds(interval: Interval) -> str:
