@@ -20,6 +20,7 @@ from torch import Tensor
 from megasharp.checkpoint.recorded import complete_steps
 from megasharp.checkpoint.run_folder import stored_config
 from megasharp.checkpoint.store import CheckpointStore
+from megasharp.common import signals
 from megasharp.common.errors import UserError
 from megasharp.common.files import Scratch, write_like
 from megasharp.common.formats import NewerFormat
@@ -92,6 +93,26 @@ class Subject:
     engine: Callable[[Path], AbstractContextManager[Engine]]
     tokenizer: TextTokenizer | None
     check: Callable[[Sequence[Suite]], None]
+
+
+class Sampler:
+    """A subject's engine, made at its first use; its logs go to the folder `out`."""
+
+    def __init__(self, subject: Subject, out: Path) -> None:
+        self._subject = subject
+        self._logs = (out / "logs").absolute()
+        self._stack = signals.ClosingStack()
+        self._made: Engine | None = None
+
+    def get(self) -> Engine:
+        """Return it. Raises UserError where it cannot be made."""
+        if self._made is None:
+            self._made = self._stack.enter_context(self._subject.engine(self._logs))
+        return self._made
+
+    def close(self) -> None:
+        """End the engine."""
+        self._stack.close()
 
 
 def measured(source: Path) -> Measured:

@@ -6,17 +6,16 @@ Samples are stored as they are judged, so that after a kill or SIGUSR1 the same 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from megasharp.checkpoint.run_folder import write_like_run
-from megasharp.common import signals
 from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import Say
 from megasharp.common.files import held
 from megasharp.common.formats import Keep
-from megasharp.common.signals import SaveAsked, TimeIsUp, interruptible, save_heard
+from megasharp.common.signals import SaveAsked, Stopped, TimeIsUp, interruptible, save_heard
 from megasharp.config.core import validate
 from megasharp.config.data import RewardConfig
 from megasharp.config.hub import given_model
@@ -38,7 +37,16 @@ from megasharp.tasks.own_reward import OWN_TASK
 from megasharp.tasks.reward_import import look_beside
 from megasharp.tasks.tokenizer import load_tokenizer
 from megasharp.trainer.eval_endpoint import Endpoint, EndpointOptions
-from megasharp.trainer.eval_source import CHECKPOINT, Subject, config_of, engine_of, engines_of, hf_folder, measured
+from megasharp.trainer.eval_source import (
+    CHECKPOINT,
+    Sampler,
+    Subject,
+    config_of,
+    engine_of,
+    engines_of,
+    hf_folder,
+    measured,
+)
 from megasharp.trainer.resolve.prompt_format import asking_of, check_mark, check_markers, checked_name
 from megasharp.trainer.reward_judge import RewardJudge, check_judging, own_rewards, training_items
 
@@ -133,8 +141,8 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
                     evaluation.run_all(sweep, judging.judge)
     except SaveAsked:
         raise TimeIsUp(f"SIGUSR1 (time is nearly up): {_kept(evaluation)}") from None
-    except signals.Stopped as stopped:
-        raise signals.Stopped(stopped.number, _kept(evaluation)) from None
+    except Stopped as stopped:
+        raise Stopped(stopped.number, _kept(evaluation)) from None
 
 
 def _checked_source(asked: Asked) -> Path | None:
@@ -178,8 +186,14 @@ def _subject(asked: Asked, source: Path | None, bos: bool | None, note: Say) -> 
 
     @contextmanager
     def engine(logs: Path) -> Iterator[Engine]:
-        with hf_folder(weights) as folder, _engine(folder, asked, logs) as made:
-            yield made
+        opened: AbstractContextManager[Engine]
+        with hf_folder(weights) as folder:
+            if asked.engines is None:
+                opened = engine_of(folder)
+            else:
+                opened = engines_of(load_run(asked.engines, asked.overrides), str(asked.engines), folder, logs)
+            with opened as made:
+                yield made
 
     return Subject(model.label, model.step, model.place, weights.name, identity, engine, tokenizer, check)
 
@@ -263,7 +277,7 @@ class _Evaluation:
         self.root = Path(str(asked.out or Path("evals") / subject.place).replace(CHECKPOINT, subject.name))
         bound = EvalConfig().keep_mb if asked.keep_mb is None else asked.keep_mb
         self._keeping = Keeping(self.root, asked.keep, bound)
-        self._sampler: _Sampler | None = None
+        self._sampler: Sampler | None = None
         self.store: SampleStore | None = None
 
     def open_all(self, sweep: Sequence[Sequence[PlannedGroup]]) -> None:
@@ -278,7 +292,7 @@ class _Evaluation:
     @contextmanager
     def engine(self) -> Iterator[None]:
         """Make an engine available inside the block, and close it at its end."""
-        self._sampler = _Sampler(self._subject, self.root)
+        self._sampler = Sampler(self._subject, self.root)
         try:
             yield
         finally:
@@ -382,34 +396,3 @@ class _Evaluation:
             together=own is not None and own.compares,
             say=self._note,
         )
-
-
-class _Sampler:
-    """The engine with the model, made at its first use."""
-
-    def __init__(self, subject: Subject, out: Path) -> None:
-        self._subject = subject
-        self._logs = (out / "logs").absolute()
-        self._stack = signals.ClosingStack()
-        self._made: Engine | None = None
-
-    def get(self) -> Engine:
-        """Return it. Raises UserError where it cannot be made."""
-        if self._made is None:
-            self._made = self._stack.enter_context(self._subject.engine(self._logs))
-        return self._made
-
-    def close(self) -> None:
-        """End the engine."""
-        self._stack.close()
-
-
-@contextmanager
-def _engine(folder: Path, asked: Asked, logs: Path) -> Iterator[Engine]:
-    if asked.engines is None:
-        with engine_of(folder) as engine:
-            yield engine
-        return
-    config = load_run(asked.engines, asked.overrides)
-    with engines_of(config, str(asked.engines), folder, logs) as fleet:
-        yield fleet
