@@ -55,7 +55,12 @@ class AnswerRule:
         """The texts behind which an answer stands, by what opens that part; empty where it may stand anywhere."""
         if self.after == AUTO:
             return THINKING
-        return {_opening(self.after): self.after} if self.after else {}
+        if not self.after:
+            return {}
+        mark = self.after
+        # The tag that it closes, `<think>` of `</think>`; the mark itself where it closes none.
+        known = next((opening for opening, closing in THINKING.items() if closing == mark), None)
+        return {known or (f"{mark[0]}{mark[2:]}" if mark[1:2] == "/" else mark): mark}
 
     @property
     def in_words(self) -> str:
@@ -109,12 +114,6 @@ def final_text(
     if truncated and rule.truncated == "by_answer":
         return Final(None, CUT_OFF) if _answers_again(text) else Final(_cut(text))
     return Final(text)
-
-
-def _opening(mark: str) -> str:
-    """Return the tag that a closing tag closes, `<think>` of `</think>`; the mark itself where it closes none."""
-    known = next((opening for opening, closing in THINKING.items() if closing == mark), None)
-    return known or (f"{mark[0]}{mark[2:]}" if mark[1:2] == "/" else mark)
 
 
 def _cut(text: str) -> str:

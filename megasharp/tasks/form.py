@@ -77,7 +77,12 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
     Example: `verify("<think>2+2</think> <answer>4</answer>", FormAnswer("tags"))` is `Verdict(Outcome.CORRECT, 1.0)`.
     """
     assert isinstance(answer, FormAnswer)
-    kept = _tags(text) if answer.form == "tags" else _seen(_box(text))
+    if answer.form == "tags":
+        kept = _tags(text)
+    else:
+        # The last closed box counts, empty ones included.
+        last = last_box(text[max(text.rfind("\\boxed"), text.rfind("\\fbox"), 0) :])
+        kept = _seen((last_box(text) or "") if last is None else last)
     return Verdict(Outcome.CORRECT, 1.0) if kept else Verdict(Outcome.FORMAT, 0.0, detail=f"not the form {answer.form}")
 
 
@@ -91,13 +96,6 @@ def _tags(text: str) -> bool:
     between = text[text.index("</think>") + len("</think>") : text.index("<answer>")]
     inside = text[text.index("<answer>") + len("<answer>") : text.index("</answer>")]
     return not between.strip() and _seen(inside)
-
-
-def _box(text: str) -> str:
-    """Return the contents of the last closed box, empty ones included."""
-    begun = max(text.rfind("\\boxed"), text.rfind("\\fbox"), 0)
-    last = last_box(text[begun:])
-    return (last_box(text) or "") if last is None else last
 
 
 def _seen(text: str) -> bool:

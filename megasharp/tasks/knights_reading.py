@@ -139,7 +139,10 @@ class _Reader:
         if key(bare) in self._names and not denied:
             self._waiting.append(bare)
             return
-        part = _TURNED.sub(r"\g<name> is a \g<role>", part) if self._is_turned(part) else part
+        turned = _TURNED.fullmatch(part)
+        # "The knight is Alice."
+        if turned is not None and turned["role"].casefold() in self._roles:
+            part = _TURNED.sub(r"\g<name> is a \g<role>", part)
         match = _STATEMENT.fullmatch(part)
         name = match and (match["name"] or match["named"] or match["short"])
         role = match and (match["role"] or match["bracketed"] or match["same"]).casefold()
@@ -152,11 +155,6 @@ class _Reader:
         for each in (*self._waiting, name):
             self._say(each, knight)
         self._waiting = []
-
-    def _is_turned(self, part: str) -> bool:
-        """Return whether a statement is "the knight is Alice"."""
-        match = _TURNED.fullmatch(part)
-        return match is not None and match["role"].casefold() in self._roles
 
     def _say(self, name: str, knight: bool) -> None:
         if key(name) not in self._names:

@@ -63,7 +63,10 @@ def chosen_label(text: str, options: Mapping[str, str]) -> str | None:
     said, start = stated[-1] if stated else ("", 0)
     label = label_in(said.strip(), options) if stated else None
     if stated and (label is not None or not found):
-        return None if label is None or taken_back(_behind(label, text[end + start :]), label) else label
+        if label is None:
+            return None
+        behind = re.sub(rf"\W*{re.escape(label)}\b\W?", "", text[end + start :], count=1, flags=re.IGNORECASE)
+        return None if taken_back(behind, label) else label
     if found:
         labels = {label_in(each, options, boxed=True) for each in joined_boxes(text)[0]}
         label = labels.pop() if len(labels) == 1 else None
@@ -71,11 +74,6 @@ def chosen_label(text: str, options: Mapping[str, str]) -> str | None:
     chosen = [next(filter(None, match.groups())) for match in _CHOSEN.finditer(text[-_MOST:])]
     tag = last_tag(text)
     return label_in(chosen[-1] if chosen else tag if tag is not None else text[: _MOST + 1], options)
-
-
-def _behind(label: str, text: str) -> str:
-    """Return what follows a statement's label."""
-    return re.sub(rf"\W*{re.escape(label)}\b\W?", "", text, count=1, flags=re.IGNORECASE)
 
 
 def label_in(text: str, options: Mapping[str, str], boxed: bool = False) -> str | None:

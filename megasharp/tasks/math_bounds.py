@@ -53,7 +53,10 @@ def stand_ins(*texts: str) -> Mapping[str, str]:
 
     Example: `stand_ins("K-k", "2k")` is `{"K": "xi"}`.
     """
-    found = [_symbols(text) for text in texts]
+    found: list[set[str]] = []
+    for text in texts:
+        symbols = [match["command"] or match["symbol"] for match in _SYMBOL.finditer(text) if match["symbol"]]
+        found.append({name for name in symbols if len(name) == 1 or name.lower() in _GREEK})
     capitals = sorted({name for names in found for name in names if name[0].isupper() and name.lower() in names})
     used = {name.lower() for names in found for name in names}
     # The library takes a product whose letters make a symbol's name for that symbol.
@@ -76,11 +79,6 @@ def without_stand_ins(text: str, names: Mapping[str, str]) -> str:
     for capital, name in names.items():
         text = re.sub(rf"(?<![A-Za-z]){name}(?![A-Za-z])", capital, text)
     return text
-
-
-def _symbols(text: str) -> set[str]:
-    found = [match["command"] or match["symbol"] for match in _SYMBOL.finditer(text) if match["symbol"]]
-    return {name for name in found if len(name) == 1 or name.lower() in _GREEK}
 
 
 MAX_LENGTH = 400

@@ -142,7 +142,11 @@ class Comparison:
             return self._equal(known, read)
         if read_percent:
             # 25% is 0.25, and where the known answer is a percentage without its sign it is 25.
-            return self._equal(known, _hundredth(read)) or (not _is_share(known) and self._equal(known, read))
+            if self._equal(known, _hundredth(read)):
+                return True
+            # Of a number from -1 to 1 a percent sign can say only a hundredth.
+            number = fraction_of(known)
+            return (number is None or abs(number) > 1) and self._equal(known, read)
         return self._equal(known, read) or self._equal(_hundredth(known), read)
 
     def _agree(self, one: str, other: str) -> bool:
@@ -211,12 +215,6 @@ def _without_constant(gold: str, given: str) -> tuple[str, str]:
     if known and read and gold.endswith("C"):
         return known[1], read[1]
     return gold, given
-
-
-def _is_share(text: str) -> bool:
-    """Return True for a number from -1 to 1, of which a percent sign can say only a hundredth."""
-    number = fraction_of(text)
-    return number is not None and abs(number) <= 1
 
 
 def _in_radians(text: str, other: str) -> str:

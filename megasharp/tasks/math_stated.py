@@ -82,13 +82,22 @@ def commitment(text: str, line: bool = False) -> Commitment | None:
     if found:
         last = tuple(dict.fromkeys(joined_boxes(text)[0]))
         return Commitment(last, tuple(box.contents for box in found), taken_back(text[end:], ", ".join(last)))
-    said = (last_line(text) if line else None) or _concluded(text) or ""
-    return Commitment((said,)) if said else None
+    stated_last = last_line(text) if line else None
+    if not stated_last:
+        # The end of the last line after a therefore sign: a number, or a name and its value.
+        match = _THEREFORE.match(ending(text).rstrip().rpartition("\n")[2])
+        stated_last = match["said"].strip() if match and _SAID.fullmatch(match["said"]) else None
+    return Commitment((stated_last,)) if stated_last else None
 
 
 def _stated(text: str, after: int) -> tuple[str, int] | None:
     """The number or formula of the last statement after a place, and where it ends; None where it has none."""
-    found = [(said, start) for said, start in statements(text[after:]) if not _supposed(text, after + start)]
+    found: list[tuple[str, int]] = []
+    for said, start in statements(text[after:]):
+        # A sentence may only suppose the answer that it states, or ascribe it to others.
+        sentence = max(text.rfind(mark, 0, after + start) for mark in ".!?\n") + 1
+        if not _SUPPOSED.search(text, sentence, after + start):
+            found.append((said, start))
     if not found:
         return None
     said, start = found[-1]
@@ -102,15 +111,3 @@ def _stated(text: str, after: int) -> tuple[str, int] | None:
         return (spelled, after + start + len(said)) if number_in_words(spelled) is not None else None
     group = formula.lastgroup or ""
     return formula[group], after + start + formula.end(group)
-
-
-def _supposed(text: str, at: int) -> bool:
-    """Return whether a sentence only supposes the answer that it states, or ascribes it to others."""
-    start = max(text.rfind(mark, 0, at) for mark in ".!?\n") + 1
-    return bool(_SUPPOSED.search(text, start, at))
-
-
-def _concluded(text: str) -> str | None:
-    """Return the end of the last line after a therefore sign: a number, or a name and its value."""
-    match = _THEREFORE.match(ending(text).rstrip().rpartition("\n")[2])
-    return match["said"].strip() if match and _SAID.fullmatch(match["said"]) else None

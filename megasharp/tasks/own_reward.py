@@ -152,7 +152,10 @@ class OwnReward(ItemVerifier):
         pairs = [(each, verdict) for each, verdict in zip(self.functions, found, strict=True) if verdict is not None]
         for each, verdict in pairs:
             if verdict.failure:
-                return verdict if len(found) == 1 else _naming(each, verdict)
+                if len(found) == 1:
+                    return verdict
+                named = f"{each.label}: {verdict.detail}", f"{each.label}: {verdict.failure}"
+                return replace(verdict, detail=named[0], failure=named[1])
         if not pairs:
             some = "a function must apply to every response" if len(found) == 1 else "one must apply to every response"
             return failed(UnusableReward(f"returned None; {some}"))
@@ -168,11 +171,6 @@ class OwnReward(ItemVerifier):
         except UnusableReward as error:
             return failed(error)
         return replace(first, reward=total, parts={each.label: verdict.reward for each, verdict in pairs} | extra)
-
-
-def _naming(function: OwnFunction, verdict: Verdict) -> Verdict:
-    name = function.label
-    return replace(verdict, detail=f"{name}: {verdict.detail}", failure=f"{name}: {verdict.failure}")
 
 
 def _called(called: Running, item: Item, style: Style, passing: _Passing) -> Verdict | None:

@@ -102,8 +102,12 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
         return _verdict(f"({label})", answer.target.strip())
     if withdrawn(text):
         return Verdict(Outcome.WRONG, 0.0, None, TAKEN_BACK)
-    box = _box_of_brackets(text, answer.target) if _BRACKETS.fullmatch(answer.target) else None
-    box = last_box(text) if box is None else box
+    box = last_box(text)
+    if _BRACKETS.fullmatch(answer.target):
+        # A target that is not balanced closes its box too early: it is enough that the last box begins with all of it.
+        after = text.rpartition("\\boxed{")[2][: 2 * MAX_LENGTH]
+        signs = "".join(map(_bracket, "".join(answer.target.split())))
+        box = answer.target if re.match(rf"(?:\\text\s*\{{)?{signs}\s*\}}", after) else box
     given = bare(box if box is not None else last_stated(text) or "")
     if not given or len(given) > MAX_LENGTH:
         return Verdict(Outcome.FORMAT, 0.0, None, "no short answer")
@@ -117,13 +121,6 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
 def _verdict(given: str, target: str) -> Verdict:
     right = given == target
     return Verdict(Outcome.CORRECT if right else Outcome.WRONG, float(right), given)
-
-
-def _box_of_brackets(text: str, target: str) -> str | None:
-    """Return the target where the last box begins with all of it: one that is not balanced closes its box too early."""
-    after = text.rpartition("\\boxed{")[2][: 2 * MAX_LENGTH]
-    signs = "".join(map(_bracket, "".join(target.split())))
-    return target if re.match(rf"(?:\\text\s*\{{)?{signs}\s*\}}", after) else None
 
 
 def _bracket(sign: str) -> str:

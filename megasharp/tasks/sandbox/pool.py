@@ -335,13 +335,11 @@ class VerifierPool:
                     self._count(died=1, retried=len(batch) if attempt + 1 < _TRIES else 0)
                     if len(batch) > 1:
                         return None
-            died = f"its worker process died {_TRIES} times: {self._in_words(ended)}"
+            how = f"out of its {self._memory_mb} MB of memory" if ended == OUT_OF_MEMORY else how_ended(ended)
+            died = f"its worker process died {_TRIES} times: {how}"
             return [Verdict(Outcome.INFRA, 0.0, detail=died, failure=died)]
         finally:
             self._idle.put(worker)
-
-    def _in_words(self, ended: int | None) -> str:
-        return f"out of its {self._memory_mb} MB of memory" if ended == OUT_OF_MEMORY else how_ended(ended)
 
     def _new_worker(self) -> Worker:
         """Fork a worker; the first thread that finds the zygote lost puts another one in its place."""

@@ -111,12 +111,13 @@ class _Reader:
 def whole_numbers(value: object) -> list[list[int]]:
     """A grid of whole numbers, digits in quotes and `2.0` included. Raises UnreadableError for anything else."""
     rows = value if isinstance(value, list) else []
-    exact = [[_exact(cell) for cell in row] if isinstance(row, list) else row for row in rows]
+    exact = [
+        [int(cell) if isinstance(cell, float) and cell.is_integer() else cell for cell in row]
+        if isinstance(row, list)
+        else row
+        for row in rows
+    ]
     return [[_whole(cell) for cell in row] for row in cells(exact)]
-
-
-def _exact(cell: object) -> object:
-    return int(cell) if isinstance(cell, float) and cell.is_integer() else cell
 
 
 def words(value: object) -> list[list[str]]:

@@ -64,16 +64,13 @@ def _two_decimals(text: str) -> str:
     found = [match for match in _DECIMAL.finditer(plain) if match["decimals"]]
     if not found:
         return plain.strip()
-    values = [_grouped(match[0]) for match in found]
+    # Without commas of thousands; of another list of digits, what follows its last comma.
+    numbers = [match[0] for match in found]
+    values = [each.replace(",", "") if _THOUSANDS.fullmatch(each) else each.rpartition(",")[2] for each in numbers]
     at = len(found) - 1
     while at and _IN_A_ROW.fullmatch(plain, found[at - 1].end(), found[at].start()):
         at -= 1
     return " or ".join(dict.fromkeys(values[at:]))
-
-
-def _grouped(number: str) -> str:
-    """A number without commas of thousands; of another list of digits, what follows its last comma."""
-    return number.replace(",", "") if _THOUSANDS.fullmatch(number) else number.rpartition(",")[2]
 
 
 def cipher(game: Game) -> Check:
