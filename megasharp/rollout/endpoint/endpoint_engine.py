@@ -256,7 +256,10 @@ class EndpointEngine:
             # A limit is long: twice is enough.
             spent += most // 2 if late else 1
             if spent >= most:
-                raise self._given_up(reason, tries, began)
+                tried = f"{tries} tries failed, the last: {reason}"
+                if self._last_answer > began:
+                    raise NotSampled(tried)
+                raise RunFailed(f"{self._server.address}: {tried}; nothing else was answered meanwhile; {_REMEDY}")
             self._wait(call, wait_s if wait_s is not None else self._pause(tries))
 
     def _taken(self, found: list[Completion]) -> list[Completion]:
@@ -320,9 +323,3 @@ class EndpointEngine:
     def _wait(self, call: Call, seconds: float) -> None:
         if call.ended.wait(max(0.0, seconds)):
             raise NotSampled("ended")
-
-    def _given_up(self, reason: str, tries: int, began: float) -> Exception:
-        tried = f"{tries} tries failed, the last: {reason}"
-        if self._last_answer > began:
-            return NotSampled(tried)
-        return RunFailed(f"{self._server.address}: {tried}; nothing else was answered meanwhile; {_REMEDY}")

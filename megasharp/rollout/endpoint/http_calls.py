@@ -14,12 +14,11 @@ import os
 import socket
 import time
 import urllib.request
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Event
 from typing import Any
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from megasharp.common.errors import UserError, one_line
 
@@ -166,7 +165,9 @@ class Server:
             if call.ended.is_set():
                 raise Failed("the call was ended")
             data = None if body is None else json.dumps(body).encode()
-            connection.request("GET" if data is None else "POST", target, data, self._headers())
+            headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "megasharp"}
+            headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
+            connection.request("GET" if data is None else "POST", target, data, headers)
             response = connection.getresponse()
             text = _read(response, connection, deadline).decode("utf-8", "replace")
             if self._key and response.status >= 300:
@@ -186,35 +187,24 @@ class Server:
             call.uses(None)
             connection.close()
 
-    def _headers(self) -> Mapping[str, str]:
-        kind = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "megasharp"}
-        return {**kind, "Authorization": f"Bearer {self._key}"} if self._key else kind
-
     def _connection(self, limit_s: float) -> tuple[http.client.HTTPConnection, str]:
         """Return an unopened connection, and what a target begins with there."""
         at = self.address
         kind = http.client.HTTPSConnection if at.scheme == "https" else http.client.HTTPConnection
-        proxy = None if at.is_local or urllib.request.proxy_bypass(at.host) else _proxy(at.scheme)
+        direct = at.is_local or urllib.request.proxy_bypass(at.host)
+        found = None if direct else urllib.request.getproxies().get(at.scheme)
+        proxy = urlsplit(found if "://" in found else f"http://{found}") if found else None
         if proxy is None or proxy.hostname is None:
             return kind(at.host, at.port, timeout=limit_s), ""
         through = kind(proxy.hostname, proxy.port or 3128, timeout=limit_s)
-        headers = _proxy_headers(proxy)
+        headers: dict[str, str] = {}
+        if proxy.username is not None:
+            words = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
+            headers["Proxy-Authorization"] = f"Basic {base64.b64encode(words).decode()}"
         if at.scheme == "https":
             through.set_tunnel(at.host, at.port, headers)
             return through, ""
         return through, f"http://{at.host}:{at.port}"
-
-
-def _proxy(scheme: str) -> SplitResult | None:
-    found = urllib.request.getproxies().get(scheme)
-    return None if not found else urlsplit(found if "://" in found else f"http://{found}")
-
-
-def _proxy_headers(proxy: SplitResult) -> dict[str, str]:
-    if proxy.username is None:
-        return {}
-    words = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
-    return {"Proxy-Authorization": f"Basic {base64.b64encode(words).decode()}"}
 
 
 def _read(response: http.client.HTTPResponse, connection: http.client.HTTPConnection, deadline: float) -> bytes:

@@ -212,7 +212,10 @@ class Decoder:
         masks = {window: _band(padded, window, self.device) for window in set(self._windows)}
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            query, key, value = (_as_prompts(part, padded) for part in (query, key, value))
+            # [B * padded, n, head_dim] as [B, n, padded, head_dim]; causal attention hides padding on the right.
+            query, key, value = (
+                part.reshape(-1, padded, *part.shape[1:]).transpose(1, 2).contiguous() for part in (query, key, value)
+            )
             keys.append(key)
             values.append(value)
             mask = masks[self._windows[layer]]
@@ -267,12 +270,6 @@ class Decoder:
             query_key = F.rms_norm(query_key, (a.head_dim,), None, a.norm_eps).mul_(layer.query_key_norm)
         query, key = _rotate(query_key, rotation_T).tensor_split([a.heads], dim=1)
         return query, key, value
-
-
-def _as_prompts(heads_T: Tensor, padded: int) -> Tensor:
-    """[B * padded, n, head_dim] as [B, n, padded, head_dim]; causal attention hides padding on the right."""
-    heads, dim = heads_T.shape[1:]
-    return heads_T.reshape(-1, padded, heads, dim).transpose(1, 2).contiguous()
 
 
 def _band(count: int, window: int | None, device: torch.device) -> Tensor | None:

@@ -202,22 +202,18 @@ def _draw_block(logits: Logits, uniform_S: Tensor, sampling: SamplingParams) -> 
     memory_SV = None if logits.memory_SV is None else _log_probs(logits.memory_SV, sampling)
     sampler_SV = policy_SV if sampling.memory_mu is None else _calibrated(policy_SV, memory_SV, sampling)
     tokens_S, sampler_S = _choose(sampler_SV, uniform_S, sampling)
-    memory = None if memory_SV is None else _memory_draw(memory_SV, policy_SV, sampler_SV, tokens_S)
-    candidates = None if sampling.record_top is None else _candidates(policy_SV, sampling.record_top)
+    memory = None
+    if memory_SV is not None:
+        moved_S = sampler_SV.argmax(dim=-1) != policy_SV.argmax(dim=-1)
+        # Tokens that the guard masks have probability 0; their 0 * -inf would be NaN, so they are left out of the sum.
+        terms_SV = sampler_SV.exp() * (sampler_SV - policy_SV)
+        kl_S = terms_SV.masked_fill_(sampler_SV == float("-inf"), 0.0).sum(dim=-1)
+        memory = MemoryDraw(_at(memory_SV, tokens_S).float(), moved_S, kl_S.float())
+    candidates = None
+    if sampling.record_top is not None:
+        top_SN = policy_SV.topk(min(sampling.record_top, policy_SV.shape[1]), dim=-1).values
+        candidates = Candidates(torch.special.entr(policy_SV.exp()).sum(dim=-1).float(), top_SN.float())
     return Draw(tokens_S, sampler_S.float(), _at(policy_SV, tokens_S).float(), memory, candidates)
-
-
-def _candidates(policy_SV: Tensor, count: int) -> Candidates:
-    top_SN = policy_SV.topk(min(count, policy_SV.shape[1]), dim=-1).values
-    return Candidates(torch.special.entr(policy_SV.exp()).sum(dim=-1).float(), top_SN.float())
-
-
-def _memory_draw(memory_SV: Tensor, policy_SV: Tensor, calibrated_SV: Tensor, tokens_S: Tensor) -> MemoryDraw:
-    moved_S = calibrated_SV.argmax(dim=-1) != policy_SV.argmax(dim=-1)
-    # Tokens that the guard masks have probability 0; their 0 * -inf would be NaN, so they are left out of the sum.
-    terms_SV = calibrated_SV.exp() * (calibrated_SV - policy_SV)
-    kl_S = terms_SV.masked_fill_(calibrated_SV == float("-inf"), 0.0).sum(dim=-1)
-    return MemoryDraw(_at(memory_SV, tokens_S).float(), moved_S, kl_S.float())
 
 
 def _log_probs(logits_SV: Tensor, sampling: SamplingParams) -> Tensor:

@@ -26,7 +26,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -132,7 +132,11 @@ class Header:
 
     def to_json(self) -> str:
         """The header as the module's docstring has it."""
-        return json.dumps({**asdict(self.stamp), "tensors": [_described(entry) for entry in self.tensors]})
+        tensors = [
+            {name: value for name, value in asdict(entry).items() if name != "checksum" or value is not None}
+            for entry in self.tensors
+        ]
+        return json.dumps({**asdict(self.stamp), "tensors": tensors})
 
 
 def new_stamp(version: int, memory_version: int | None) -> Stamp:
@@ -234,13 +238,6 @@ def dtype_of(name: str) -> torch.dtype:
 def name_of(dtype: torch.dtype) -> str:
     """An entry's name for a dtype."""
     return str(dtype).removeprefix("torch.")
-
-
-def _described(entry: Entry) -> dict[str, Any]:
-    fields = asdict(entry)
-    if entry.checksum is None:
-        del fields["checksum"]
-    return fields
 
 
 def _header(path: Path) -> tuple[Header, int]:

@@ -338,7 +338,7 @@ class Fleet:
         if obstacle is not None:
             self._tell_of_refusal(obstacle)
             future: Future[list[Completion]] = Future()
-            future.set_result(_unsampled(request, sampling, obstacle))
+            future.set_result([Completion.unsampled(seed, sampling, obstacle) for seed in request.seeds])
             return future
         sent = self._router.submit(request, sampling)
         sent.add_done_callback(self._tell_of_failure)
@@ -438,7 +438,3 @@ def start_fleet(
     """
     starter = LocalStarter(settings) if settings.rollout.restarts else None
     return Fleet(launch(settings), settings, options, tell, starter)
-
-
-def _unsampled(request: GenerateRequest, sampling: SamplingParams, cause: str) -> list[Completion]:
-    return [Completion.unsampled(seed, sampling, cause) for seed in request.seeds]

@@ -204,18 +204,15 @@ class Members:
     def hopeful(self) -> bool:
         """Return True where an engine serves, or may serve again by itself."""
         with self._lock:
-            hopeful = any(self._hopeful(member) for member in self.all) or self.may_return()
+            # A stale one may serve again by a weight push.
+            may_serve = {Condition.SERVING, Condition.SUSPECT} | ({Condition.STALE} if self._pushing else set())
+            hopeful = any(member.health.condition in may_serve for member in self.all) or self.may_return()
             return hopeful and not self._ended.is_set()
 
     @property
     def wait_limit(self) -> float:
         """Seconds to wait while no engine serves."""
         return self._watch.wait_limit
-
-    def _hopeful(self, member: Member) -> bool:
-        """Return True where the engine may serve again by itself: a stale one may in a weight push."""
-        condition = member.health.condition
-        return condition in (Condition.SERVING, Condition.SUSPECT) or (self._pushing and condition is Condition.STALE)
 
     @contextmanager
     def pushing(self, version: int) -> Iterator[None]:
