@@ -75,7 +75,9 @@ class IAC(Method[IACParams]):
         The metrics are over positive trajectories, each counted once: the mean w, and the shares by (1 - p)^alpha.
         """
         positive_T = (x.mask_T > 0) & (x.correct_T > 0) & (adv_T > 0)
-        share_T = _once_per_response(positive_T, x).to(adv_T.dtype)
+        # 1 / (positive tokens of the response), so that every positive trajectory sums to 1.
+        count_T = segment_broadcast(segment_sum(positive_T.double(), x.seq_T, x.num_sequences), x.seq_T)
+        share_T = (positive_T / count_T.clamp(min=1.0)).to(adv_T.dtype)
         size_T = x.group_size_T.to(adv_T.dtype).clamp(min=1.0)
         wrong_T = size_T - x.group_correct_T.to(adv_T.dtype)
         normalized_T = (wrong_T / size_T) ** self.params.alpha
@@ -96,9 +98,3 @@ class IAC(Method[IACParams]):
         total = (normalized_T * share_T).sum()
         # Without a positive weight anywhere there is nothing to divide by, and all weights that count are 0.
         return normalized_T * torch.where(total > 0, share_T.sum() / total, 1.0)
-
-
-def _once_per_response(positive_T: Tensor, x: TokenInputs) -> Tensor:
-    """1 / (positive tokens of the response) at positive tokens, so that every positive trajectory sums to 1."""
-    count_T = segment_broadcast(segment_sum(positive_T.double(), x.seq_T, x.num_sequences), x.seq_T)
-    return positive_T / count_T.clamp(min=1.0)

@@ -96,7 +96,10 @@ def updates_of(batch: StepBatch, held: int | None = None) -> list[Update]:
     steps = tuple((mini.denominators, mini.statistics) for mini in batch.mini_batches)
     updates = []
     for minis in _by_rank(batch):
-        share, kept = _share_of(minis), _kept_of(minis)
+        share = _share_of(minis)
+        # What ranks keep, where it is the same for all of these.
+        every = {micro.kept if isinstance(micro, MicroView) else None for micros in minis for micro in micros}
+        kept = every.pop() if len(every) == 1 else None
         if share is not None and kept is not None and kept.ticket == held:
             updates.append(Update(steps, labels=share.labels, kept=kept))
         elif share is not None and kept is None:
@@ -142,7 +145,8 @@ def with_annotations(batch: StepBatch, annotated: StepBatch, *, old_logp: bool) 
     def filled(micro: MicroBatch, found: MicroBatch, share: Share | None) -> MicroBatch:
         assert micro.sequence_ids == found.sequence_ids, "packing depends on lengths alone"
         if share is None or not isinstance(micro, MicroView) or not isinstance(found, MicroView):
-            return _plain(micro, _only(_found(found), fields))
+            own = Annotation(**{name: getattr(found.inputs, name) for name in ANNOTATION_FIELDS})
+            return _plain(micro, _only(own, fields))
         kept = found.kept and replace(found.kept, fields=found.kept.fields & fields)
         return micro.changed(share=share, annotation=_only(found.annotation, fields), kept=kept)
 
@@ -183,10 +187,6 @@ def _only(annotation: Annotation, fields: frozenset[str]) -> Annotation:
     return Annotation(**{name: getattr(annotation, name) for name in ANNOTATION_FIELDS if name in fields})
 
 
-def _found(micro: MicroBatch) -> Annotation:
-    return Annotation(**{name: getattr(micro.inputs, name) for name in ANNOTATION_FIELDS})
-
-
 def _plain(micro: MicroBatch, annotation: Annotation) -> MicroBatch:
     """Return the micro-batch with this annotation as a plain record."""
     values = {name: getattr(annotation, name) for name in ANNOTATION_FIELDS}
@@ -225,12 +225,6 @@ def _share_of(minis: Micros) -> Share | None:
     if all(view.advantages is None for view in views):
         return share
     return share.with_advantages(torch.cat([view.advantage_T for view in views]))
-
-
-def _kept_of(minis: Micros) -> Kept | None:
-    """Return what ranks keep of these micro-batches; None where it is not the same for all."""
-    found = {micro.kept if isinstance(micro, MicroView) else None for micros in minis for micro in micros}
-    return found.pop() if len(found) == 1 else None
 
 
 def _relabelled(minis: Micros, known: Micros) -> Share | None:

@@ -98,7 +98,10 @@ def pack(sequences: Sequence[TrainSequence], layout: PackLayout, seed: int) -> S
     mini_batches = []
     for per_rank in zip(*ranks, strict=True):
         micros = [micro for rank in per_rank for micro in rank]
-        mini_batches.append(MiniBatch(per_rank, _denominators(micros, layout.constant)))
+        # Over all ranks, and by `fsum`, because the sum must not depend on the order that packing brought.
+        counts = torch.cat([micro.length_S for micro in micros])
+        denominators = Denominators(math.fsum(counts.tolist()), float((counts > 0).sum()), layout.constant)
+        mini_batches.append(MiniBatch(per_rank, denominators))
     return StepBatch(tuple(mini_batches), group_ids, seed)
 
 
@@ -129,12 +132,6 @@ def _planned_part(groups: Sequence[Sequence[Member]], layout: PackLayout) -> lis
         [[[members[i] for i in sorted(responses)] for _, responses in sorted(draft.members.items())] for draft in rank]
         for rank in ranks
     ]
-
-
-def _denominators(micros: Sequence[MicroBatch], constant: float) -> Denominators:
-    # Over all ranks, and by `fsum`, because the sum must not depend on the order that packing brought.
-    counts = torch.cat([micro.length_S for micro in micros])
-    return Denominators(math.fsum(counts.tolist()), float((counts > 0).sum()), constant)
 
 
 def packing_metrics(batch: StepBatch, flops: Flops) -> Metrics:

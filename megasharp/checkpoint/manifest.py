@@ -125,19 +125,15 @@ def read_manifest(folder: Path) -> Manifest:
             raise UserError(f"{path} differs from what was saved")
         read_stamp(path, "checkpoint", tree)
         tree.pop("format", None)
-        return Manifest.model_validate_json(json.dumps(_before_digests(tree) if is_first else tree))
+        if is_first:
+            # Format 1 as it was until 7b3c5b4 (2026-11-22) has no digests of itself and of inputs; the first ones
+            # (a2725ee, 2026-11-21) have no memory network, pending prompts or decisions of the run either.
+            tree = {"memory_version": 0, "pending": [], "control": {}, "inputs": {}, **tree}
+        return Manifest.model_validate_json(json.dumps(tree))
     except OSError as error:
         raise UserError(f"{folder}: not a complete checkpoint: {one_line(error)}") from error
     except (ValueError, AttributeError, TypeError) as error:
         raise UserError(f"{path}: not a manifest this version reads: {one_line(error)}") from error
-
-
-def _before_digests(tree: Tree) -> Tree:
-    """Complete a manifest of format 1 as it was until 7b3c5b4 (2026-11-22): without digests of itself and of inputs.
-
-    The first ones (a2725ee, 2026-11-21) have no memory network, pending prompts or decisions of the run either.
-    """
-    return {"memory_version": 0, "pending": [], "control": {}, "inputs": {}, **tree}
 
 
 def _digest(tree: Tree) -> str:

@@ -42,7 +42,8 @@ def _values(own: str, mounted: Path, controller: str, first: tuple[str, ...], se
     `first` are the files of version 1, whose texts are joined, and `second` is that of version 2. In a container the
     group's path may be the host's, which is not seen: then the mounted root is the group.
     """
-    controllers = {name: path for _, names, path in _lines(own) for name in names.split(",")}
+    lines = [line.split(":", 2) for line in own.splitlines()]
+    controllers = {name: path for _, names, path in lines for name in names.split(",")}
     version_1 = controller in controllers
     root, files = (mounted / controller, first) if version_1 else (mounted, (second,))
     group = root / controllers.get(controller, controllers.get("", "/")).lstrip("/")
@@ -53,7 +54,3 @@ def _values(own: str, mounted: Path, controller: str, first: tuple[str, ...], se
                 yield text
         if folder == root:
             break
-
-
-def _lines(own: str) -> list[list[str]]:
-    return [line.split(":", 2) for line in own.splitlines()]

@@ -9,7 +9,6 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from megasharp.common import fork_server
 from megasharp.common.errors import UserError
@@ -37,18 +36,14 @@ def expect_ranks(file: Path, overrides: Sequence[str]) -> None:
 
 
 def _may_have_ranks(tree: Tree) -> bool:
-    policy, cluster, rollout = (_table(tree, name) for name in ("policy", "cluster", "rollout"))
+    found = (tree.get(name) for name in ("policy", "cluster", "rollout"))
+    policy, cluster, rollout = (table if isinstance(table, dict) else {} for table in found)
     if _GPU.exists() or policy.get("device") == "cuda" or cluster.get("backend", "local") != "local":
         return False
     if any(policy.get(size) not in (None, 1) for size in _SIZES):
         return True
     silent = policy.get("dp") is None and rollout.get("engine", "inprocess") == "inprocess"
     return silent and not tree.get("deterministic") and _cores() > 1
-
-
-def _table(tree: Tree, name: str) -> dict[str, Any]:
-    found = tree.get(name)
-    return found if isinstance(found, dict) else {}
 
 
 def _cores() -> int:

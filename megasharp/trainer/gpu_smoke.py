@@ -204,7 +204,8 @@ def _judged(folder: Path, config: RunConfig, rows: Sequence[Mapping[str, float]]
     if len(rows) != steps:
         raise _Failed(f"{len(rows)} steps instead of {steps}; see {log}")
     for name in ("policy/loss", "policy/grad_norm", "memory/cross_entropy", "memory/calibration_kl"):
-        if not all(_finite(row.get(name)) for row in rows):
+        values = [row.get(name) for row in rows]
+        if not all(value is not None and math.isfinite(value) for value in values):
             raise _Failed(f"{name} is not a finite number in every step; see {log}")
     if not all(row["policy/grad_norm"] > 0 and row["memory/calibration_kl"] > 0 for row in rows):
         raise _Failed(f"a network without a gradient, or a memory network that moves nothing; see {log}")
@@ -215,7 +216,3 @@ def _judged(folder: Path, config: RunConfig, rows: Sequence[Mapping[str, float]]
     return (
         f"{steps} steps, rewards {rewards}, engine gap at most {gap:.2g} nats, {rows[-1]['time/step']:.1f} s the last"
     )
-
-
-def _finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)

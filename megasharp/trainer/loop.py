@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from megasharp.algos.base import Needs
 from megasharp.algos.recipe import Recipe
@@ -39,7 +39,7 @@ from megasharp.metrics.group_metrics import advantage_metrics, flatten, group_me
 from megasharp.rollout.step_request import Collected, PromptSource, StepRequest
 from megasharp.rollout.tally import places_in
 from megasharp.trainer.annotation_ahead import AnnotationAhead
-from megasharp.trainer.guards import Guards, StopReason
+from megasharp.trainer.guards import Guards
 from megasharp.trainer.source_metrics import source_metrics
 from megasharp.weight_sync.endpoints import WeightSource
 
@@ -220,7 +220,9 @@ def run(parts: Components, config: RunConfig, state: LoopState) -> None:
             _save(parts, state)
         reason = parts.guards.after_step(state.skipped_in_a_row, values, groups)
         if reason is not None:
-            _stop(parts, state, reason)
+            if state.last_saved != step:
+                parts.checkpoint(step, state.skipped_in_a_row)
+            raise TrainingStopped(f"{reason.cause}; stopped at step {step} with a checkpoint; {reason.remedy}")
         # The run evaluates its last step itself, when the loop has ended.
         if config.eval.every and step % config.eval.every == 0 and not last:
             best = parts.evaluate(step)
@@ -233,13 +235,6 @@ def run(parts: Components, config: RunConfig, state: LoopState) -> None:
 def _save(parts: Components, state: LoopState) -> None:
     parts.checkpoint(state.step, state.skipped_in_a_row)
     state.last_saved = state.step
-
-
-def _stop(parts: Components, state: LoopState, reason: StopReason) -> NoReturn:
-    """End the run with a checkpoint of its last step."""
-    if state.last_saved != state.step:
-        parts.checkpoint(state.step, state.skipped_in_a_row)
-    raise TrainingStopped(f"{reason.cause}; stopped at step {state.step} with a checkpoint; {reason.remedy}")
 
 
 def train_step(parts: Components, config: RunConfig, step: int) -> tuple[list[Group], dict[str, float], StepStats]:

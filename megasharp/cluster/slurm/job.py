@@ -225,7 +225,8 @@ def _title(job: Job) -> Iterator[str]:
 def _options(asked: Resources) -> list[str]:
     whole = "--exclusive" if asked.cpus_per_node is None else f"--cpus-per-task={asked.cpus_per_node}"
     options = [whole]
-    if asked.cpus_per_node is None and not _asks_for_memory(asked.extra):
+    given = {name for text in asked.extra for name, _ in _option_names(text)}
+    if asked.cpus_per_node is None and given.isdisjoint(("--mem", "--mem-per-cpu", "--mem-per-gpu")):
         # Whole nodes come with the partition's default memory, unless all of it is asked for.
         options.append("--mem=0")
     if asked.gpus_per_node:
@@ -320,11 +321,6 @@ def _option_names(text: str) -> Iterator[tuple[str, str]]:
         yield name, value if has_value or following.startswith("-") else following
 
 
-def _asks_for_memory(extra: Sequence[str]) -> bool:
-    names = ("--mem", "--mem-per-cpu", "--mem-per-gpu")
-    return any(given in names for text in extra for given, _ in _option_names(text))
-
-
 def _is_dependency(name: str) -> bool:
     return name == "-d" or _shortens(name, DEPENDENCY)
 
@@ -369,16 +365,11 @@ def sbatch(file: Path) -> str:
         raise UserError(f"sbatch did not answer in {LIMIT_S} s; look with squeue before you submit again") from None
     if done.returncode:
         words = " ".join(done.stderr.split())
-        raise UserError(f"sbatch refused {file}: {words.removeprefix('sbatch: error: ')}{_gpu_hint(file, words)}")
+        asked = re.search(r"^#SBATCH (--(?:gpus-per-node|gres)=\S+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+        hint = f"; the file asks for {asked[1]}: has this partition GPUs?" if asked and "gres" in words else ""
+        raise UserError(f"sbatch refused {file}: {words.removeprefix('sbatch: error: ')}{hint}")
     # On a federation "number;cluster" is printed.
     return done.stdout.strip().partition(";")[0]
-
-
-def _gpu_hint(file: Path, words: str) -> str:
-    asked = re.search(r"^#SBATCH (--(?:gpus-per-node|gres)=\S+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
-    if asked is None or "gres" not in words:
-        return ""
-    return f"; the file asks for {asked[1]}: has this partition GPUs?"
 
 
 def render_array(name: str, jobs: Mapping[int, Job], folder: Path, at_once: int | None) -> str:

@@ -75,7 +75,8 @@ class Translation:
         """Say why a key that the configuration sets does not carry over."""
         self._taken.add(key)
         if key in self._given:
-            self.left[key] = (_short(self._given[key]), reason)
+            text = " ".join(str(self._given[key]).split())
+            self.left[key] = (text if len(text) <= 60 else f"{text[:57]}...", reason)
 
     def without_use(self, reason: str, *keys: str) -> None:
         """Say why keys that are set change nothing."""
@@ -180,11 +181,6 @@ def _tree(values: Mapping[str, Any]) -> Tree:
 @cache
 def _order() -> Mapping[str, int]:
     return {key: number for number, (key, _) in enumerate(described_keys(RunConfig))}
-
-
-def _short(value: Any) -> str:
-    text = " ".join(str(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def run_name(text: str) -> str:

@@ -257,16 +257,17 @@ class ProcessRanks:
     def _send(self, calls: Sequence[Call | None], method: str) -> None:
         """Send one call to all ranks, or each data-parallel place its own, one after the other."""
         for place, call in enumerate(calls):
-            ranks = [rank for rank in range(len(self._connections)) if self._takes(rank, place, len(calls))]
+            ranks = [
+                rank
+                for rank in range(len(self._connections))
+                if len(calls) == 1 or self._layout.data_rank(rank) == place
+            ]
             with contextlib.closing(self._shared(call)) as shared:
                 for rank in ranks:
                     try:
                         shared.send(self._connections[rank], self._processes[rank].pid or 0)
                     except OSError as error:
                         raise self._died(rank, method) from error
-
-    def _takes(self, rank: int, place: int, places: int) -> bool:
-        return places == 1 or self._layout.data_rank(rank) == place
 
     def _shared(self, call: Call | None) -> Shared:
         try:
