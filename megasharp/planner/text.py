@@ -631,7 +631,8 @@ def _disk(request: Request, plan: Plan) -> Iterator[str]:
     boards = f", TensorBoard {_size(disk.tensorboard)}" if disk.tensorboard else ""
     parts.append(f"metrics {_size(disk.metrics)}{boards}")
     if kept.samples:
-        most = f"besides, at most {kept.samples / 1e3:,.0f} kB of samples for each problem that is evaluated"
+        most = f"{kept.samples / 1e6:.1f} MB" if kept.samples >= 1e6 else f"{kept.samples / 1e3:.1f} kB"
+        most = f"besides, at most {most} of samples for each problem that is evaluated"
         parts.append(f"{most}, texts up to {_size(kept.samples_bound)} in all (eval.keep, eval.keep_mb)")
     yield from _wrapped("disk", f"{_size(disk.total)} after {kept.steps:,} steps: {'; '.join(parts)}")
 

@@ -86,7 +86,7 @@ def test_a_sweep_writes_one_result_a_temperature_and_a_group_its_table(tmp_path:
     _, noted = in_process(tmp_path, own, temperatures=[0.5, 1.0])
     ours, *kept = noted
     assert ours == "own: the paper does not say top_p; the values are ours"
-    assert len(kept) == 2 and all("texts of 640 samples are kept, at most about 0.1 MB" in line for line in kept)
+    assert len(kept) == 2 and all("texts of 640 samples are kept, at most about 68 kB" in line for line in kept)
     for temperature in ("0.5", "1"):
         folder = tmp_path / f"temperature_{temperature}"
         row = json.loads((folder / "countdown_dev.json").read_text())
