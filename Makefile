@@ -102,14 +102,14 @@ format: $(VENV)/.test ## format the code, and fix what ruff can fix
 
 # Tests are many small computations and ranks that share the cores: more threads only get into each other's way. Three
 # files at a time, because a third of the time a test waits for processes; in the order of their names, so that the many
-# short ones fill up the end; a file's own fixtures are made once.
+# short ones fill up the end, but for those that wait most, which would be alone there; a file's fixtures are made once.
 THREE := -n 3 --dist loadfile --no-loadscope-reorder
 test test-unit test-resume: export OMP_NUM_THREADS = 1
 # Bytecode is written once, not compiled again by each of a suite's hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
 test: $(VENV)/.test ## run the test suite (minutes; no root, no GPU, no network)
-	$(BIN)/python -m pytest $(THREE) tests -m "not long" -rs --junitxml=.reports/test.xml
+	$(BIN)/python -m pytest $(THREE) tests/unit/weight_sync tests -m "not long" -rs --junitxml=.reports/test.xml
 
 test-unit: $(VENV)/.test ## run the unit tests alone
 	$(BIN)/python -m pytest $(THREE) tests/unit -m "not long"

@@ -1,6 +1,6 @@
 """Ways to split and to save memory, in pairs: two steps at each are those of one rank without any.
 
-`make test` has every pair of values, a slice their whole product.
+Two slices of the long tier have them: one every pair of values, in half a minute, the other their whole product.
 """
 
 from __future__ import annotations
@@ -72,9 +72,7 @@ def alone(folders: dict[torch.dtype, str]) -> dict[torch.dtype, Trained]:
 PAIRS = all_pairs(AXES, on_four_ranks_at_most)
 
 
-@pytest.mark.costly(
-    "every pair of dp, tp, pp, cp, head, recomputation, offload and dtype once, most of them on four ranks"
-)
+@pytest.mark.long("layouts")
 def test_every_pair_trains_as_one_rank_does(
     folders: dict[torch.dtype, str], alone: dict[torch.dtype, Trained], subtests: pytest.Subtests
 ) -> None:
