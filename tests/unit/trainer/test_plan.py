@@ -639,7 +639,8 @@ def test_the_disk_of_a_long_run_is_counted_by_retention(tmp_path: Path) -> None:
     request = asked(tmp_path, "qwen3-32b", *long, *evaluated, options=options).request
     assert request.kept.samples == 51 * 5 * (100 + 1.5 * 1000) and request.kept.samples_bound == 2 << 30
     text = plan_text(request, plan, ())
-    assert "at most 408.0 kB of samples for each problem that is evaluated, texts up to 2.1 GB" in " ".join(text.split())
+    said = " ".join(text.split())
+    assert "at most 408.0 kB of samples for each problem that is evaluated, texts up to 2.1 GB" in said
     text = plan_text(asked(tmp_path, "qwen3-32b", *long, options=options).request, plan, ())
     assert "after 5,000 steps" in text and "of responses, of 1,400 steps (log.rollouts)" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 100
