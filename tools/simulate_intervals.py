@@ -1,6 +1,6 @@
 """False bold type, and power, of rules for differences between methods of several runs: which one `--compare` takes.
 
-    python tools/simulate_intervals.py                     # 4,000 tables a setting: about two minutes on one core
+    python tools/simulate_intervals.py                     # 2,000 tables a setting: about three minutes on one core
     python tools/simulate_intervals.py --tables 40000      # more digits
 
 Tables are simulated under the null: no method differs from another in its mean over runs and problems. A table has
@@ -279,7 +279,7 @@ def _power_lines(tables: int) -> Iterator[str]:
 def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", type=int, default=4000, help="simulated tables a setting")
+    parser.add_argument("--tables", type=int, default=2000, help="simulated tables a setting")
     for line in lines(parser.parse_args().tables):
         print(line, flush=True)
 

@@ -7,8 +7,8 @@ a metric is modelled as
 
 all four of the method's own; samples drawn for a problem are part of the interaction. Problems are shared by both
 methods, so they are subtracted problem by problem. Where both methods have runs of the same seeds, runs are paired by
-seed as well: data order and first weights may follow the seed, and pairs hold for any correlation. Else runs are
-independent.
+seed as well: data order and first weights may follow the seed, and pairs hold for any correlation. Else, and where
+there are only two, runs are independent (`places_by_seed`).
 
 The variance of the difference of means has three estimates, from the mean squares of the two-way analysis of variance:
 `runs`, the variance of the runs' means over R (of the runs and the interaction; one estimate of the pairs, or one a
@@ -130,6 +130,17 @@ def crossed(before_RP: Values, after_RP: Values, *, paired: bool) -> Crossed | N
         counts,
         problems,
     )
+
+
+def places_by_seed(seeds: Sequence[int | None], others: Sequence[int | None]) -> list[int] | None:
+    """Return the places in `others` of each of `seeds`, to pair runs; None where they count as independent.
+
+    That is where a seed is unknown or comes twice, where both sides have not the same ones, and where there are two:
+    differences of two pairs are often equal by chance where problems are merely solved or not, and an estimate of zero
+    from the runs would make the interval too narrow (up to 9 % of tables instead of 5 %).
+    """
+    known = None not in seeds and len(set(seeds)) == len(seeds) == len(others) and set(seeds) == set(others)
+    return [others.index(seed) for seed in seeds] if known and len(seeds) != 2 else None
 
 
 def _known(before_RP: Values, after_RP: Values, paired: bool) -> tuple[Values, Values]:

@@ -10,7 +10,7 @@ from megasharp.checkpoint.run_folder import stored_config
 from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import Say
 from megasharp.evals.compare import Comparison, Crossing, Difference, Side, compare
-from megasharp.evals.crossed import adjusted, bold
+from megasharp.evals.crossed import adjusted, bold, places_by_seed
 from megasharp.evals.estimators import Interval
 from megasharp.evals.rejudge import Flips, find_flips, same_samples
 from megasharp.evals.result_files import load_result
@@ -60,11 +60,10 @@ def _sides(source: Path | None, files: Sequence[Path], others: Sequence[Path]) -
 
 
 def _paired(before: Side, after: Side) -> Side | None:
-    """Return the second side in the order of the first one's seeds; None where seeds are unknown or not the same."""
-    seeds, others = ([_seed(file) for file in side.files] for side in (before, after))
-    if None in seeds or len(set(seeds)) < len(seeds) or set(seeds) != set(others) or len(others) != len(seeds):
+    """Return the second side in the order of the first one's seeds; None where runs count as independent."""
+    places = places_by_seed(*([_seed(file) for file in side.files] for side in (before, after)))
+    if places is None:
         return None
-    places = [others.index(seed) for seed in seeds]
     return Side([after.results[place] for place in places], [after.files[place] for place in places])
 
 
@@ -111,13 +110,24 @@ def _difference_lines(found: Comparison) -> Iterator[str]:
         return
     runs = f"{found.runs[0]} pairs of runs of one seed" if found.paired else "independent runs"
     yield f"differences, with 95% intervals over runs and problems ({runs}),"
-    yield "beside them 95% t intervals over runs alone, and p after Holm's correction over these rows;"
+    yield "beside them 95% t intervals over runs alone, and p after Holm's correction over these rows, equal ones once;"
     yield "* p is at most 5%: the interval over runs and problems excludes zero after the correction too"
-    p = [None if each.crossed is None else float(each.crossed.p_value()) for each in found.differences]
-    for each, corrected, mark in zip(found.differences, adjusted(p), bold(p), strict=True):
+    for each, (corrected, mark) in zip(found.differences, _corrected(found.differences), strict=True):
         if each.crossed is not None:
             intervals = f"{_bounds(each.crossed.interval())}  {_bounds(each.crossed.over_runs())}"
             yield f"  {_values(each, width)} {intervals}  {corrected:.3f}{'  *' if mark else ''}"
+
+
+def _corrected(rows: Sequence[Difference]) -> list[tuple[float, bool]]:
+    """Return each row's p after Holm's correction, and whether it is marked.
+
+    Metrics that are the same under two names (avg@n is pass@1, and pass@k at k = n is pass@n) are one hypothesis.
+    """
+    figures = [(row.before, row.after, None if row.crossed is None else float(row.crossed.p_value())) for row in rows]
+    distinct = list(dict.fromkeys(figures))
+    p = [one for _, _, one in distinct]
+    found = dict(zip(distinct, zip(adjusted(p).tolist(), bold(p).tolist(), strict=True), strict=True))
+    return [found[each] for each in figures]
 
 
 def _values(each: Difference, width: int) -> str:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from megasharp.common.errors import UserError
 from megasharp.common.files import completed, write_text
-from megasharp.evals.crossed import Crossed, bold, crossed
+from megasharp.evals.crossed import Crossed, bold, crossed, places_by_seed
 from megasharp.evals.estimators import Interval, columns_of, mean_intervals, mean_over_runs, means
 from megasharp.evals.result_files import load_result
 from megasharp.reporting.history import RunHistory, read_run
@@ -151,10 +151,8 @@ def _sides(own: Sequence[Measured], other: Sequence[Measured]) -> _Sides:
 
     Runs of one seed see the same data, and samples are drawn by the same numbers: they may be correlated.
     """
-    by_seed = {one.seed: one for one in other}
-    if by_seed.keys() == {one.seed for one in own}:
-        return _Sides(own, [by_seed[one.seed] for one in own], paired=True)
-    return _Sides(own, other, paired=False)
+    places = places_by_seed([one.seed for one in own], [one.seed for one in other])
+    return _Sides(own, other, False) if places is None else _Sides(own, [other[place] for place in places], True)
 
 
 def _differences(sides: _Sides) -> dict[str, Difference]:
@@ -238,7 +236,8 @@ def markdown(rows: Sequence[Row], ks: Sequence[int], against: str | None) -> str
 
 _EXPLANATION = (
     "First brackets: 95% interval over runs and problems, of that row alone; second: 95% t interval over runs. Bold: "
-    "the first excludes zero after Holm's correction over the rows of its column too. Pairs are runs of one seed."
+    "the first excludes zero after Holm's correction over the rows of its column too. Pairs are runs of one seed, "
+    "where there are three or more."
 )
 
 

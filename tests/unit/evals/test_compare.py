@@ -13,10 +13,10 @@ from megasharp.cli.main import app
 from megasharp.common.errors import UserError
 from megasharp.evals.compare import Comparison, Crossing, Side
 from megasharp.evals.compare import compare as compare_sides
-from megasharp.evals.crossed import crossed
+from megasharp.evals.crossed import adjusted, crossed
 from megasharp.evals.estimators import pass_at_k_mean
 from megasharp.evals.result import EvalResult, EvalSetting, summarize
-from megasharp.evals.result_files import save
+from megasharp.evals.result_files import load_result, save
 from megasharp.evals.samples import Answers, ProblemResult
 from megasharp.reporting.comparison import compare_results
 
@@ -176,6 +176,9 @@ def test_runs_of_two_methods_have_crossed_intervals(tmp_path: Path) -> None:
     assert f"[{bounds.low:+.4f}, {bounds.high:+.4f}]  [{over_runs.low:+.4f}, {over_runs.high:+.4f}]" in line
     assert line.endswith("*") and any(line.startswith("  1/4: ") and "chance" not in line for line in said)
     assert any(line.startswith("    gained ") and "/48 to " in line for line in said)
+    said.clear()
+    compare_results(None, plain[:2], better[1:], "1", False, said.append)
+    assert any("(independent runs)" in line for line in said)
     for other in (better[:2], [save(result(high, f"m{i}"), tmp_path / f"elsewhere{i}") for i in range(3)]):
         said.clear()
         compare_results(None, plain, other, "1", False, said.append)
@@ -187,6 +190,33 @@ def test_runs_of_two_methods_have_crossed_intervals(tmp_path: Path) -> None:
     said.clear()
     compare_results(None, plain, better[:1], "1", False, said.append)
     assert any(line.startswith("one run on a side: ") for line in said) and not any("*" in line for line in said)
+
+
+def test_stars_are_given_after_holms_correction_over_metrics_that_differ(tmp_path: Path) -> None:
+    """A p below 5 % of its own is not enough; avg@n and maj@1, which are pass@1 by other names, cost nothing."""
+    rng = np.random.default_rng(1)
+    counts = {seed: [int(each) for each in rng.integers(0, 9, 40)] for seed in (1, 2, 3)}
+    higher = {
+        seed: [min(16, count + 1 + (seed == 3) + number % 2) for number, count in enumerate(each)]
+        for seed, each in counts.items()
+    }
+    plain, better = runs(tmp_path, "plain", counts), runs(tmp_path, "better", higher)
+    said: list[str] = []
+    compare_results(None, plain, better, "1,4", False, said.append)
+    results = [[load_result(file) for file in side] for side in (plain, better)]
+    found = compare_sides(Side(results[0], plain), Side(results[1], better), (1, 4), paired=True)
+    own = {each.name: float(each.crossed.p_value()) for each in found.differences if each.crossed is not None}
+    assert own["avg@n"] == own["maj@1"] == own["pass@1"]
+    distinct = dict.fromkeys(own.values())
+    corrected = dict(zip(distinct, adjusted(list(distinct)), strict=True))
+    rows = {line.split()[0]: line for line in said if " -> " in line}
+    for name, p in own.items():
+        assert f"  {corrected[p]:.3f}" in rows[name] and rows[name].endswith("*") == (corrected[p] <= 0.05), name
+    # Both cases occur, and the correction over all names would give other ones.
+    starred = [name for name, p in own.items() if corrected[p] <= 0.05]
+    missed = [name for name, p in own.items() if p < 0.05 < corrected[p]]
+    assert starred and missed, own
+    assert any(p <= 0.05 < every for p, every in zip(own.values(), adjusted(list(own.values())), strict=True))
 
 
 def test_options_with_several_values_take_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from megasharp.common.errors import UserError
-from megasharp.evals.crossed import crossed
+from megasharp.evals.crossed import adjusted, crossed
 from megasharp.evals.result import EvalSetting, summarize
 from megasharp.evals.result_files import save
 from megasharp.evals.samples import ProblemResult
@@ -131,6 +131,29 @@ def test_differences_are_crossed_and_bold_by_one_rule(tmp_path: Path) -> None:
     assert not any("**" in cells[name] for name in ("open", "others", "alone"))
     assert cells["alone"].startswith("+0.22") and "<br>" not in cells["alone"] and "One run on a side, `alone`" in text
     assert list(frame(found)["pass@1"])[:2] == [0.375, 0.4375]
+
+
+def test_bold_counts_all_rows_of_a_column(tmp_path: Path) -> None:
+    """Of rows whose intervals exclude zero by themselves, some do not after the correction."""
+    rng = np.random.default_rng(3)
+    low = [[int(each) for each in rng.integers(0, 4, 40)] for _ in range(3)]
+
+    def above(gain: float) -> dict[int, list[int]]:
+        return {seed: [min(4, c + (rng.random() < gain)) for c in low[seed]] for seed in range(3)}
+
+    found = {"plain": some(tmp_path, "plain", dict(enumerate(low)))}
+    found |= {
+        f"gain{gain}": some(tmp_path, f"gain{gain}", above(gain)) for gain in (0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.9)
+    }
+    table = rows(found, "plain")[1:]
+    differences = [row.difference["pass@1"].crossed for row in table]
+    p = [float(each.p_value()) for each in differences if each is not None]
+    corrected = adjusted(p)
+    lines = markdown(rows(found, "plain"), [1], "plain").split("Minus")[1].splitlines()
+    cells = [line.split(" | ")[2] for line in lines if line.startswith("| `")]
+    assert [cell.startswith("**") for cell in cells] == [one <= 0.05 for one in corrected]
+    assert min(corrected) <= 0.05
+    assert any(one <= 0.05 < after for one, after in zip(p, corrected, strict=True)), (p, corrected)
 
 
 def test_a_part_of_the_runs_is_told_and_written(tmp_path: Path) -> None:
