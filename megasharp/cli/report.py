@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from megasharp.cli.options import RunNames, RunsFolder
+from megasharp.cli.options import RunsFolder
 from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import Say, collect_as_usual, status
 
@@ -17,9 +17,14 @@ PORT = 8042
 
 
 def report(
-    names: RunNames,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Runs, by name or folder; none for a page of --evals alone.")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="HTML file to write. Without it: report.html in the run's folder.")
+        Path | None,
+        typer.Option(
+            help="HTML file to write. Without it: report.html in the run's folder, or beside the first --evals."
+        ),
     ] = None,
     evals: Annotated[
         list[Path] | None, typer.Option(metavar="JSON", help="Result that megasharp eval wrote; repeatable.")
@@ -35,31 +40,38 @@ def report(
     ] = None,
     runs: RunsFolder = Path("runs"),
 ) -> None:
-    """Show runs in one HTML file that works offline: curves, pass@k, candidates, responses, time."""
+    """Show runs and evaluations in one HTML file that works offline: curves, pass@k, candidates, responses, time."""
+    names, evals = names or [], evals or []
+    if not names and not evals:
+        raise UserError("nothing to show: name a run, or a result of megasharp eval by --evals")
     if port is not None and not serve:
         raise UserError("--port is only for --serve; add --serve, or leave --port out")
     if out is not None and serve:
         raise UserError("--serve writes no file, so --out has no meaning; leave one of them out")
-    status(f"loading PyTorch, then reading {', '.join(names)}")
+    status(f"loading PyTorch, then reading {', '.join([*names, *map(str, evals)])}")
     from megasharp.reporting.history import find_run
 
     collect_as_usual()
     folders = [find_run(name, runs) for name in names]
     if serve:
-        serve_report(folders, PORT if port is None else port, typer.echo, evals or [])
+        serve_report(folders, PORT if port is None else port, typer.echo, evals)
     else:
-        typer.echo(f"report: {write_report(folders, out, evals or [])}")
+        typer.echo(f"report: {write_report(folders, out, evals)}")
 
 
 def write_report(folders: Sequence[Path], out: Path | None, evals: Sequence[Path] = ()) -> Path:
-    """Write the page of the runs in `folders`; return its path: in the run's folder, of several beside the first's.
+    """Write the page of the runs in `folders`, and of `evals`; return its path.
+
+    That is `out`, or in the run's folder, of several runs beside the first's, without any beside the first result.
 
     Raises UserError for damaged files, or a page that cannot be written.
     """
     from megasharp.common.files import write_like, write_text
     from megasharp.reporting.page.serve import as_html, read_page
 
-    path = out or (folders[0] if len(folders) == 1 else folders[0].resolve().parent) / FILE
+    own = folders[0] if len(folders) == 1 else None
+    place = own or (folders[0].resolve() if folders else evals[0]).parent
+    path = out or place / FILE
     if path.is_dir():
         raise UserError(f"--out {path}: this is a folder; give the name of a file, such as {path / FILE}")
     page = read_page(folders, live=False, evals=evals)

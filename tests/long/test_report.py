@@ -357,6 +357,18 @@ def test_stored_samples_are_filtered_and_set_side_by_side(browser: webdriver.Chr
     assert browser.title == "s" and find(browser, "img") == [] and logs(browser)[0] == []
 
 
+def test_an_evaluation_without_a_run_has_a_page(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    """It is written beside the result, and has what evaluations have."""
+    store(tmp_path / "served", samples(4, lambda number, index: index < number), label="served")
+    written = save(result([0, 1, 2, 3], 8, 6), tmp_path / "served")
+    path = write_report([], None, [written])
+    assert path == tmp_path / "served" / "report.html"
+    logs(browser)
+    browser.get(path.as_uri())
+    assert texts(browser, "#nav a:not([hidden])") == ["pass@k", "Prompts", "Samples"] and browser.title
+    assert texts(browser, "#stored .count") == ["28 samples"] and logs(browser)[0] == []
+
+
 def test_parts_are_folded_on_a_phone(page: webdriver.Chrome, address: str) -> None:
     at_width(page, 390)
     page.get(address)

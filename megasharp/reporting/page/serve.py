@@ -84,7 +84,7 @@ def collect(histories: Mapping[str, RunHistory], *, live: bool, beside: Mapping[
         else ""
     )
     return Page(
-        title=", ".join(names),
+        title=", ".join(names or dict.fromkeys(result.label for result in beside.values())),
         made=time.strftime("%Y-%m-%d %H:%M:%S"),
         live=live,
         last_step=max((step for run in runs for step in (run.last_step, *run.evaluations)), default=0),

@@ -57,9 +57,9 @@ function head() {
   const cards = data.runs.map((run, at) => folding({ class: "run", style: { "--colour": runColour(at) } }, `run: ${run.folder}`, el("strong", {}, run.name), isOpen(`run: ${run.folder}`), whatOf(run),
     el("ul", {}, run.facts.map((fact) => el("li", {}, fact)), run.marks.length ? el("li", {}, happened(run.marks)) : null,
       run.warnings.map((line) => el("li", { class: "warning" }, line)))));
-  const words = data.words.length ? data.words : ["No evaluation has a successor yet: there is nothing to say about pass@k."];
+  const words = data.words.length || !data.runs.length ? data.words : ["No evaluation has a successor yet: there is nothing to say about pass@k."];
   return [el("h1", {}, data.title), el("small", {}, `made ${data.made}${data.live ? ", refreshes while training goes on" : ""}`),
-    el("ul", { class: "words" }, data.unread.map((line) => el("li", { class: "warning" }, `Left out: ${line}`)), words.map((line) => el("li", {}, line))), el("div", { class: "runs" }, cards)];
+    el("ul", { class: "words", hidden: !(words.length || data.unread.length) }, data.unread.map((line) => el("li", { class: "warning" }, `Left out: ${line}`)), words.map((line) => el("li", {}, line))), el("div", { class: "runs" }, cards)];
 }
 
 // With several runs, it leads to all the settings in which they differ.
@@ -182,10 +182,13 @@ function settings() {
     data.differences.map((one) => el("tr", {}, el("td", {}, el("code", {}, one.key)), one.values.map((value) => el("td", {}, value)))))));
 }
 
+// A page of evaluations alone has none of these.
+const ofRuns = (name, make) => () => (data.runs.length ? make() : el("section", { id: name }));
+
 const PARTS = {
-  pinned: [pinned], curves: [curves, "Curves"], passk: [passk, "pass@k"], candidates: [candidatesPart, "Candidates"], success: [success, "Prompts"],
+  pinned: [pinned], curves: [ofRuns("curves", curves), "Curves"], passk: [passk, "pass@k"], candidates: [ofRuns("candidates", candidatesPart), "Candidates"], success: [success, "Prompts"],
   stored: [() => storedSection(data, state, redraw), "Samples"],
-  rollouts: [() => rolloutSection(data, state, redraw), "Responses"], errors: [errors, "Code errors"], time: [time, "Time"], settings: [settings, "Settings"],
+  rollouts: [ofRuns("rollouts", () => rolloutSection(data, state, redraw)), "Responses"], errors: [errors, "Code errors"], time: [ofRuns("time", time), "Time"], settings: [ofRuns("settings", settings), "Settings"],
 };
 
 function redraw(name) {
@@ -200,7 +203,7 @@ function draw() {
   document.title = data.title;
   document.getElementById("head").replaceChildren(...head());
   document.getElementById("main").replaceChildren(...Object.values(PARTS).map(([make]) => make()));
-  document.getElementById("foot").replaceChildren(`${data.runs.map((run) => run.folder).join(", ")}. Curves hold at most 5,000 points each, longer ones as means; models are the first, the last and some between. Made by megasharp report; charts by uPlot.`);
+  document.getElementById("foot").replaceChildren(`${data.runs.map((run) => run.folder).join(", ") || data.title}. Curves hold at most 5,000 points each, longer ones as means; models are the first, the last and some between. Made by megasharp report; charts by uPlot.`);
   for (const link of document.querySelectorAll("#nav a")) link.hidden = !document.querySelector(link.hash).hasChildNodes();
   settle();
   readOn(read);
@@ -220,7 +223,7 @@ function search(text) {
 
 function bar() {
   const links = Object.entries(PARTS).filter(([, [, label]]) => label).map(([name, [, label]]) => el("a", { href: `#${name}`, onclick: () => unfold(name) }, label));
-  const field = el("input", { type: "search", id: "query", placeholder: "find a metric: words or key", "aria-label": "find a metric", oninput: (event) => search(event.target.value) });
+  const field = el("input", { type: "search", id: "query", placeholder: "find a metric: words or key", "aria-label": "find a metric", hidden: !data.runs.length, oninput: (event) => search(event.target.value) });
   document.getElementById("nav").append(...links, field, el("span", { id: "live", class: "end note" }),
     el("button", { id: "theme", onclick: () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark") }, "dark / light"));
 }
