@@ -41,7 +41,7 @@ GROUPS = {
 MOST_ALIKE = 3
 LEAST_ADVERSARIAL = 1 / 3
 CORRECT_SHARE = (0.35, 0.60)
-SECOND_LABELS = 200
+SECOND_LABELS = 250
 # Seconds for all tests of a program: only what never ends needs them.
 PROGRAM_S = 20.0
 
@@ -76,6 +76,11 @@ class CorpusItem:
         return self.wanted == "correct"
 
 
+# Types of an item's fields that are no text.
+_KINDS: dict[str, type] = {"row": dict, "thinks": bool, "adversarial": bool, "named": bool}
+_MAY_BE_NULL = ("wanted", "today", "second")
+
+
 def files(folder: Path = FOLDER) -> list[Path]:
     """Return the files of a corpus: `<task>.jsonl` or `<task>-<part>.jsonl`."""
     return sorted(folder.glob("*.jsonl"))
@@ -83,9 +88,13 @@ def files(folder: Path = FOLDER) -> list[Path]:
 
 def read_file(path: Path) -> list[CorpusItem]:
     """Read one file. Raises UserError, with the line, for what is no item, has no label, or is of another task."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not a file of the corpus: {error}") from error
     items: list[CorpusItem] = []
     # Not splitlines: responses hold other characters that break lines.
-    for number, line in enumerate(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"), 1):
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
         where = f"{path}:{number}"
         try:
             item = CorpusItem(**json.loads(line))
@@ -98,6 +107,10 @@ def read_file(path: Path) -> list[CorpusItem]:
 
 
 def _fault(item: CorpusItem, task: str) -> str:
+    for field in dataclasses.fields(item):
+        value, kind = getattr(item, field.name), _KINDS.get(field.name, str)
+        if not isinstance(value, kind) and not (value is None and field.name in _MAY_BE_NULL):
+            return f"{field.name} is {value!r:.60}, not of type {kind.__name__}"
     if item.wanted is None:
         return "wanted is null: read the response, and label it as tests/corpus/README.md says"
     checks = {
@@ -133,12 +146,13 @@ def line_of(item: CorpusItem) -> str:
 
 def masked(item: CorpusItem) -> str:
     """Return a response without what varies when one idea is repeated: digits, the known answer, spacing and case."""
-    known = next((str(item.row[key]) for key in ("answer", "answerKey", "target") if item.row.get(key)), "")
-    text = item.response
-    if known:
-        text = re.sub(rf"(?<![A-Za-z]){re.escape(known)}(?![A-Za-z])", "#", text)
-    text = re.sub(r"\s+", "", text).casefold()
+    text = re.sub(r"\s+", "", _without_answer(item)).casefold()
     return re.sub(r"(?<![a-z\\])[a-z](?![a-z])|\d+", "#", text)
+
+
+def _without_answer(item: CorpusItem) -> str:
+    known = next((str(item.row[key]) for key in ("answer", "answerKey", "target") if item.row.get(key)), "")
+    return re.sub(rf"(?<![A-Za-z]){re.escape(known)}(?![A-Za-z])", "#", item.response) if known else item.response
 
 
 def faults(named: Iterable[tuple[str, Sequence[CorpusItem]]]) -> Iterator[str]:

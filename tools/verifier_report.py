@@ -13,6 +13,7 @@ writes them into `tests/corpus` and the tables into the page. With `--graders` t
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from public_graders import GRADERS, grade
 from verifier_corpus import FOLDER, PROGRAM_S, CorpusItem, files, read_corpus, read_file, to_judge, write_file
 from verifier_tables import PAGE, SIGNS, Recorded, on_page, read_graders, tables, write_graders
 
+from megasharp.common.errors import UserError
 from megasharp.common.records import Verdict
 from megasharp.tasks.final_answer import AnswerRule, FinalJudge
 from megasharp.tasks.sandbox.bubblewrap import open_sandbox
@@ -63,7 +65,12 @@ def record(today: dict[str, str]) -> None:
 
 
 def graded(python: str, items: Sequence[CorpusItem]) -> Recorded:
-    """Return what the public graders of a Python say; a line is printed for each that it does not have."""
+    """Return what the public graders of a Python say; a line is printed for each that it does not have.
+
+    Raises UserError for a Python that has none of them, or is none.
+    """
+    if shutil.which(python) is None:
+        raise UserError(f"--graders {python}: no such program")
     versions: dict[str, dict[str, str]] = {}
     signs: dict[str, str] = {}
     for name, grader in GRADERS.items():
@@ -76,11 +83,21 @@ def graded(python: str, items: Sequence[CorpusItem]) -> Recorded:
         versions.setdefault(grader.task, {})[name] = said[0]
         signs |= {id: signs.get(id, "") + SIGNS[verdict] for id, verdict in said[1].items()}
         print(f"{name} {said[0]}: {len(of_task)} items", file=sys.stderr)
+    if not versions:
+        raise UserError(f"--graders {python}: it has none of the graders; see tools/public_graders.py")
     return Recorded(versions, dict(sorted(signs.items())))
 
 
 def main() -> int:
     """The exit code."""
+    try:
+        return report()
+    except (UserError, OSError) as error:
+        sys.exit(str(error))
+
+
+def report() -> int:
+    """Judge, print, record where asked to; returns the exit code. Raises UserError for what is unreadable."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--record", action="store_true", help="write verdicts and tables")
     parser.add_argument("--graders", metavar="PYTHON", help="a Python that has public graders")

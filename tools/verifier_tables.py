@@ -15,6 +15,8 @@ from pathlib import Path
 
 from verifier_corpus import FOLDER, GROUPS, CorpusItem
 
+from megasharp.common.errors import UserError
+
 PAGE = FOLDER.parents[1] / "docs" / "explanation" / "verifier-errors.md"
 BEGIN, END = "<!-- tools/verifier_report.py -->", "<!-- end -->"
 # What public graders said, an item a line: a sign for each grader of its task, in the order of the versions.
@@ -82,9 +84,23 @@ class Recorded:
 
 
 def read_graders(folder: Path = FOLDER) -> Recorded:
-    """Read the verdicts that were recorded last; none where there is no file."""
+    """Read the verdicts that were recorded last, or none without a file. Raises UserError for an unreadable one."""
     path = folder / GRADERS_FILE
-    return Recorded(**json.loads(path.read_text())) if path.is_file() else Recorded()
+    if not path.is_file():
+        return Recorded()
+    try:
+        recorded = Recorded(**json.loads(path.read_text(encoding="utf-8")))
+        count = {task: len(versions) for task, versions in recorded.versions.items()}
+        wrong = [
+            id
+            for id, signs in recorded.verdicts.items()
+            if len(signs) != count[id.rpartition("-")[0]] or not set(signs) <= set(SIGNS.values())
+        ]
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise UserError(f"{path}: not the verdicts of public graders: {error!r}") from error
+    if wrong:
+        raise UserError(f"{path}: {wrong[0]}: not a sign for each grader")
+    return recorded
 
 
 def write_graders(recorded: Recorded, folder: Path = FOLDER) -> None:
@@ -175,8 +191,8 @@ def _agreed(pairs: Sequence[tuple[bool, bool]]) -> list[str]:
 
 
 def on_page(page: str, text: str, begin: str = BEGIN) -> str:
-    """Return a Markdown page with the tables between its two marks; ValueError where they are missing."""
+    """Return a Markdown page with the tables between its two marks; UserError where they are missing."""
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(END)}", re.DOTALL)
     if not pattern.search(page):
-        raise ValueError(f"the page has no lines {begin} and {END}")
+        raise UserError(f"the page has no lines {begin} and {END}")
     return pattern.sub(lambda _: f"{begin}\n\n{text}\n\n{END}", page)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import second_labels
 import verifier_corpus as corpus
+import verifier_report
 from verifier_report import RECORD, changes
 from verifier_tables import PAGE, Recorded, agreement, on_page, read_graders, tables
 
@@ -44,7 +45,7 @@ def assert_recorded(items: list[corpus.CorpusItem]) -> None:
     )
 
 
-@pytest.mark.costly("1,450 verdicts by every verifier, most of the time in math-verify's parser")
+@pytest.mark.costly("a verdict on every item but programs, most of the time in math-verify's parser")
 def test_verdicts_are_the_recorded_ones() -> None:
     assert_recorded(FAST)
 
@@ -56,7 +57,7 @@ def test_verdicts_that_take_seconds_are_the_recorded_ones() -> None:
 
 
 def test_a_changed_verdict_is_named() -> None:
-    """The line has what a reader needs to judge the change; without one, the test above would pass on anything."""
+    """The line has what a reader needs to judge the change; without one, the tests above would pass on anything."""
     item = replace(next(item for item in ITEMS if item.task == "choice" and item.right), today="wrong")
     [line] = changes([item], corpus.judged([item]))
     assert line.startswith(f"{item.id} ({item.category}): wrong -> correct, right now: {item.reason}")
@@ -76,7 +77,7 @@ def test_repeated_ideas_are_found() -> None:
         replace(
             first,
             id=f"math-{n}",
-            template=f"t{n}",
+            template="abcdefghi"[n % 9],
             row={"answer": str(n)},
             response=f"It is  \\boxed{{{n}}}",
             wanted=label,
@@ -101,24 +102,96 @@ def test_kappa_is_that_of_cohens_formula() -> None:
     assert agreement([(True, True)] * 3) == (1.0, 1.0)
 
 
-def test_second_labels_come_back_to_their_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second reader sees no label; 200 items of all tasks, each task by its share."""
-    second_labels.write(tmp_path)
+def test_a_second_reader_sees_no_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each task its share of 250 items, without those that have a second label."""
+    unread = [replace(item, second=None) for item in ITEMS]
+    monkeypatch.setattr(second_labels, "read_corpus", lambda: unread)
+    assert second_labels.write(tmp_path) == 250
     blind = [
         json.loads(line) for path in tmp_path.glob("blind-*.jsonl") for line in path.read_text().split("\n") if line
     ]
-    assert len(blind) == 200 and {tuple(each) for each in blind} == {second_labels.SHOWN}
+    assert len(blind) == 250 and {tuple(each) for each in blind} == {second_labels.SHOWN}
     of_task, chosen = Counter(item.task for item in ITEMS), Counter(each["task"] for each in blind)
-    assert all(abs(chosen[task] - 200 * count / len(ITEMS)) < 1 for task, count in of_task.items())
-    copy = tmp_path / "corpus"
-    copy.mkdir()
-    item = ITEMS[0]
-    corpus.write_file(copy / f"{item.task}.jsonl", [replace(item, wanted="correct", second=None)])
+    assert all(abs(chosen[task] - 250 * count / len(ITEMS)) < 1 for task, count in of_task.items())
+    drawn = {each["id"] for each in blind}
+    read = [replace(item, second=item.wanted if item.id in drawn else None) for item in ITEMS]
+    monkeypatch.setattr(second_labels, "read_corpus", lambda: [replace(read[0], second=None), *read[1:]])
+    assert second_labels.write(tmp_path) == (read[0].id in drawn)
+
+
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> corpus.CorpusItem:
+    """Make a corpus of one item, which is wanted correct and has no second label, the one that labels are read into."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    item = replace(ITEMS[0], wanted="correct", second=None)
+    corpus.write_file(folder / f"{item.task}.jsonl", [item])
+    monkeypatch.setattr(second_labels, "files", lambda: corpus.files(folder))
+    return item
+
+
+def test_second_labels_come_back_to_their_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    item = copied(tmp_path, monkeypatch)
     (tmp_path / "labels-1.jsonl").write_text(json.dumps({"id": item.id, "wanted": "wrong", "reason": "B"}) + "\n")
-    monkeypatch.setattr(second_labels, "files", lambda: corpus.files(copy))
     first, last = second_labels.read(tmp_path)
     assert first.startswith(f"{item.id}: correct (") and last == "1 labels, 1 of them other than the first"
-    assert corpus.read_corpus(copy)[0].second == "wrong"
+    assert corpus.read_corpus(tmp_path / "corpus")[0].second == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"id": "ID", "wanted": "Correct", "reason": "B"}', "ID: wanted is 'Correct', not correct or wrong"),
+        ('{"id": "ID", "wanted": "wrong"}', "wanted is an object with the texts id, wanted, reason"),
+        ("[]", "wanted is an object with the texts id, wanted, reason"),
+        ("correct", "not a label: Expecting value"),
+        ('{"id": "ID", "wanted": "wrong", "reason": "B"}\n' * 2, "ID has two labels"),
+        (
+            '{"id": "ID", "wanted": "wrong", "reason": "B"}\n{"id": "math-0000", "wanted": "wrong", "reason": "B"}',
+            "labels of items that the corpus does not have: math-0000",
+        ),
+        (None, "no labels-"),
+    ],
+)
+def test_a_bad_second_label_is_one_line_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str | None, said: str
+) -> None:
+    item = copied(tmp_path, monkeypatch)
+    if line is not None:
+        (tmp_path / "labels-1.jsonl").write_text(line.replace("ID", item.id))
+    monkeypatch.setattr("sys.argv", ["second_labels.py", "read", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        second_labels.main()
+    # sys.exit prints a text and ends with the code 1.
+    assert isinstance(ended.value.code, str) and said.replace("ID", item.id) in ended.value.code
+    assert "\n" not in ended.value.code and corpus.read_corpus(tmp_path / "corpus")[0].second is None
+
+
+def test_the_report_ends_in_one_line_on_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is no corpus, fields of other types, and verdicts of graders without a sign for each."""
+
+    def refused(argv: list[str]) -> str:
+        monkeypatch.setattr("sys.argv", ["verifier_report.py", *argv])
+        with pytest.raises(SystemExit) as ended:
+            verifier_report.main()
+        assert isinstance(ended.value.code, str) and "\n" not in ended.value.code
+        return ended.value.code
+
+    monkeypatch.setattr(verifier_report, "read_corpus", lambda: corpus.read_corpus(tmp_path))
+    path = tmp_path / "choice.jsonl"
+    path.write_bytes(b"\xff\n")
+    assert f"{path}: not a file of the corpus" in refused([])
+    path.write_text(json.dumps({**json.loads(corpus.line_of(ITEMS[0])), "id": 5}))
+    assert f"{path}:1: 5: id is 5, not of type str" in refused([])
+    corpus.write_file(path, [item for item in ITEMS if item.task == "choice"][:1])
+    assert "--graders /no/python: no such program" in refused(["--graders", "/no/python"])
+    for text in (
+        "[",
+        '{"versions": {"math": {"g": "1"}}, "verdicts": {"math-0001": "++"}}',
+        '{"verdicts": {"a-1": "+"}}',
+    ):
+        (tmp_path / "graders.json").write_text(text)
+        with pytest.raises(UserError, match=r"graders\.json: "):
+            read_graders(tmp_path)
 
 
 def test_tables_count_what_is_recorded() -> None:
