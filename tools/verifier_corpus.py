@@ -9,10 +9,11 @@ import dataclasses
 import json
 import re
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,12 @@ GROUPS = {
 MOST_ALIKE = 3
 LEAST_ADVERSARIAL = 1 / 3
 CORRECT_SHARE = (0.35, 0.60)
+# Items drawn to be labelled twice, and the least that have to be: the share of each task holds while files grow.
 SECOND_LABELS = 250
+LEAST_SECOND_LABELS = 200
+# A response may differ from another by two words where it has so many words, and at most so many words and signs.
+_WORDS_FOR_TWO = 8
+_MOST_FOR_TWO = 40
 # Seconds for all tests of a program: only what never ends needs them.
 PROGRAM_S = 20.0
 
@@ -155,6 +161,23 @@ def _without_answer(item: CorpusItem) -> str:
     return re.sub(rf"(?<![A-Za-z]){re.escape(known)}(?![A-Za-z])", "#", item.response) if known else item.response
 
 
+def shortened(item: CorpusItem) -> set[tuple[str, ...]]:
+    """Return what is left of a response's words and signs, sorted, when one is left out, or none, or two of many words.
+
+    Two responses that share one of these are the same but for that many words. Digits, single letters and the known
+    answer are #; the marks between sentences are left out. Empty where there are fewer than two words: such responses
+    try spellings of a value, which differ by a sign. Of a short sentence only one word may differ, since "A is a
+    knight, B is a knave" has its names in every problem.
+    """
+    text = re.sub(r"(?<![a-z\\'])[a-z](?![a-z'])|\d+", "#", _without_answer(item).casefold())
+    parts = sorted(re.findall(r"</?\w+>|\\?[^\W\d_]+(?:'[a-z]+)?|[^\s\w.,;:!?]|#", text))
+    words = sum(len(part) > 1 and part[0].isalpha() for part in parts)
+    if words < 2:
+        return set()
+    out = 2 if words >= _WORDS_FOR_TWO and len(parts) <= _MOST_FOR_TWO else 1
+    return {kept for count in range(out + 1) for kept in combinations(parts, len(parts) - count)}
+
+
 def faults(named: Iterable[tuple[str, Sequence[CorpusItem]]]) -> Iterator[str]:
     """Yield what breaks the rules of the corpus's spread, in lines; `named` are the items of each file by its name.
 
@@ -167,9 +190,17 @@ def faults(named: Iterable[tuple[str, Sequence[CorpusItem]]]) -> Iterator[str]:
         if not CORRECT_SHARE[0] <= share <= CORRECT_SHARE[1]:
             yield f"{name}: {share:.0%} of its items are wanted correct, not 35 to 60 %"
     yield from _repeated("id", Counter(item.id for item in every), 1)
-    yield from _repeated("template", Counter(f"{item.task} {item.template}" for item in every), MOST_ALIKE)
+    templates = Counter(f"{item.task} {item.template.rstrip('-0123456789')}" for item in every)
+    yield from _repeated("template", templates, MOST_ALIKE)
     alike = Counter(f"{item.task} {text}" for item in every if (text := masked(item)).strip("#"))
     yield from _repeated("masked response", alike, MOST_ALIKE)
+    yield from _repeated("reason", Counter(f"{item.task} {item.reason}" for item in every), MOST_ALIKE)
+    for task, count in Counter(item.task for item in every).items():
+        of_task = [item for item in every if item.task == task]
+        yield from _nearly_repeated(of_task)
+        share = LEAST_SECOND_LABELS * count / len(every)
+        if (twice := sum(item.second is not None for item in of_task)) < int(min(share, count)):
+            yield f"{task}: {twice} items have a second label; {share:.1f} are its share of {LEAST_SECOND_LABELS}"
     adversarial = sum(item.adversarial for item in every) / len(every)
     if adversarial < LEAST_ADVERSARIAL:
         yield f"{adversarial:.1%} of the items are adversarial, not a third"
@@ -179,6 +210,16 @@ def _repeated(what: str, counts: Counter[str], most: int) -> Iterator[str]:
     yield from (
         f"{what} {text[:80]!r} stands {count} times, not {most}" for text, count in counts.items() if count > most
     )
+
+
+def _nearly_repeated(of_task: Iterable[CorpusItem]) -> Iterator[str]:
+    sharing: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for item in of_task:
+        for kept in shortened(item):
+            sharing[kept].append(item.id)
+    sets = {frozenset(ids) for ids in sharing.values() if len(ids) > MOST_ALIKE}
+    for ids in sorted(sorted(each) for each in sets if not any(each < other for other in sets)):
+        yield f"{len(ids)} responses, not {MOST_ALIKE}, are the same but for a word or two: {', '.join(ids)}"
 
 
 def for_second_labels(items: Sequence[CorpusItem], count: int = SECOND_LABELS) -> list[CorpusItem]:

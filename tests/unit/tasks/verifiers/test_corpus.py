@@ -89,6 +89,53 @@ def test_repeated_ideas_are_found() -> None:
     assert not any("template" in line or "id " in line for line in found)
 
 
+def varied(words: list[str], text: str) -> list[corpus.CorpusItem]:
+    first = next(item for item in ITEMS if item.task == "math")
+    return [
+        replace(first, id=f"math-{n}", template=f"{word}-idea", reason=word, response=text.format(word))
+        for n, word in enumerate(words)
+    ]
+
+
+WORDS = ["but", "never", "hardly", "also", "even", "rather", "just", "maybe", "surely", "and"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The answer is 31, {} 32.",
+        "{}: \\boxed{{31}}\n\nI give up!",
+        "Adding all the numbers of the {0} list, we get 31 in the end, {0} that is what was asked.",
+    ],
+)
+def test_sentences_that_differ_by_a_word_are_found(text: str) -> None:
+    """Ten copies with a word of their own are one template ten times, whatever their templates are called."""
+    alike = varied(WORDS, text)
+    ids = ", ".join(item.id for item in alike)
+    assert f"10 responses, not 3, are the same but for a word or two: {ids}" in [*corpus.faults([("m", alike)])]
+    assert not any("same but" in line for line in corpus.faults([("m", alike[:3])]))
+
+
+def test_sentences_of_other_words_are_no_copies() -> None:
+    four = ["It is 5, not 6.", "Some say 6, wrongly.", "Leave 6 out: we get 5.", "5 it is; 6 would be too large."]
+    alike = [replace(item, response=text) for item, text in zip(varied(WORDS[:4], ""), four, strict=True)]
+    assert not any("same but" in line for line in corpus.faults([("m", alike)]))
+
+
+def test_numbered_templates_and_shared_reasons_are_found() -> None:
+    items = [replace(item, template=f"idea-{n}", reason="Right.") for n, item in enumerate(ITEMS[:4])]
+    found = [*corpus.faults([("m", items)])]
+    assert any(line.startswith(f"template '{items[0].task} idea' stands 4 times") for line in found)
+    assert any(line.startswith(f"reason '{items[0].task} Right.' stands 4 times") for line in found)
+
+
+def test_missing_second_labels_are_found() -> None:
+    """The test of the files holds each task to its share of 200."""
+    unread = [replace(item, second=None) if item.task == "math" else item for item in ITEMS]
+    [line] = corpus.faults([("all", unread)])
+    assert line.startswith("math: 0 items have a second label; 8")
+
+
 def test_the_page_has_the_recorded_verdicts() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page == on_page(page, tables(ITEMS, read_graders())), f"write the tables: {RECORD}"
