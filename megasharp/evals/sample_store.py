@@ -47,14 +47,17 @@ _OLD = ".samples"
 _SHORT = ["problem", "finish", "outcome", "answer", "detail"]
 
 
-def check_identity(found: Mapping[str, str], asked: Mapping[str, str], where: str) -> None:
-    """Raise UserError, naming the first difference, unless both are the same evaluation; `where` begins its line."""
+def check_identity(found: Mapping[str, str], asked: Mapping[str, str], where: str, hint: str = "") -> None:
+    """Raise UserError, naming the first difference, unless both are the same evaluation.
+
+    `where` begins its line, and `hint` comes before what can be done.
+    """
     for name in (*asked, *found):
         there, here = found.get(name), asked.get(name)
         if there != here:
             raise UserError(
                 f"{where} of another evaluation ({name} {there or 'unknown'}, now {here or 'unknown'}); "
-                "give another --out, or remove it"
+                f"{hint}give another --out, or remove it"
             )
 
 
@@ -80,7 +83,8 @@ class SampleStore:
             )
         found = samples_info(folder, info.suite)
         if found is not None:
-            check_identity(found.identity, info.identity, f"{folder / FOLDER} holds samples of {info.suite}")
+            where, its = f"{folder / FOLDER} holds samples of {info.suite}", "its own settings continue it; for others "
+            check_identity(found.identity, info.identity, where, its)
         self.seconds = 0.0 if found is None else stored_seconds(folder, info.suite)
         self._folder = folder
         self._info = info

@@ -169,7 +169,8 @@ def test_other_evaluations_and_damage_are_one_line(tmp_path: Path) -> None:
     store = SampleStore(tmp_path, INFO)
     store.add(some(1))
     store.finish()
-    with pytest.raises(UserError, match=r"samples of dev\.1 of another evaluation \(n 4, now 20\); give another --out"):
+    message = r"samples of dev\.1 of another evaluation \(n 4, now 20\); its own settings continue it; for others give"
+    with pytest.raises(UserError, match=message):
         SampleStore(tmp_path, replace(INFO, identity={**INFO.identity, "n": "20"}))
     (part,) = parts(tmp_path, "dev.1")
     other = pq.read_table(part)
