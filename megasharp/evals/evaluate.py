@@ -116,7 +116,11 @@ class _Verification:
     sampling: SamplingParams
 
     def samples(self, finished: Sequence[Finished]) -> list[StoredSample]:
-        """Judge several requests together."""
+        """Judge several requests together, greedy ones by themselves: a reward may compare a problem's responses."""
+        kinds = ([one for one in finished if one.greedy], [one for one in finished if not one.greedy])
+        return [sample for some in kinds if some for sample in self._judged(some)]
+
+    def _judged(self, finished: Sequence[Finished]) -> list[StoredSample]:
         start = time.monotonic()
         places = [
             (one, index, completion)

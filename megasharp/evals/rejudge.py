@@ -10,7 +10,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, zip_longest
+from itertools import groupby, zip_longest
+from operator import attrgetter
 from pathlib import Path
 
 from megasharp.common.errors import UserError
@@ -18,7 +19,7 @@ from megasharp.common.records import FinishReason, Outcome, Verdict
 from megasharp.evals.stored_samples import SamplesInfo, StoredSample, read_samples
 from megasharp.tasks.judge import Item, Judge, TaskItem
 
-# Responses that a judge gets at once: enough for all of its workers, few enough that their texts stay small.
+# Responses from which on a judge gets them: enough for all of its workers, few enough that their texts stay small.
 _AT_ONCE = 1024
 # Of an identity, what says how samples were judged, by which answers too; all else says what they are.
 JUDGING = ("reward", "timeout_s", "answers", "problems", "judged")
@@ -27,21 +28,33 @@ JUDGING = ("reward", "timeout_s", "answers", "problems", "judged")
 def judge_again(
     samples: Iterable[StoredSample], problems: Mapping[str, TaskItem], task: str, judge: Judge
 ) -> Iterator[list[StoredSample]]:
-    """Yield samples, some at a time and in their order, with verdicts of `judge` by the problems' ids.
+    """Yield samples, whole problems at a time and in their order, with verdicts of `judge` by the problems' ids.
 
-    A response that an engine aborted keeps its verdict. Raises UserError for a sample without its text, or of a problem
-    that is not there.
+    As in an evaluation, greedy ones are judged by themselves: a reward may compare a problem's responses. A response
+    that an engine aborted keeps its verdict. Raises UserError for a sample without its text, or of a problem that is
+    not there.
     """
-    rest = iter(samples)
-    while some := list(islice(rest, _AT_ONCE)):
-        whole = [sample for sample in some if sample.finish is not FinishReason.ABORT]
+    some: list[StoredSample] = []
+    for _, of_problem in groupby(samples, key=attrgetter("number")):
+        some += of_problem
+        if len(some) >= _AT_ONCE:
+            yield _judged_together(some, problems, task, judge)
+            some = []
+    if some:
+        yield _judged_together(some, problems, task, judge)
+
+
+def _judged_together(
+    some: Sequence[StoredSample], problems: Mapping[str, TaskItem], task: str, judge: Judge
+) -> list[StoredSample]:
+    judged: dict[tuple[int, bool, int], StoredSample] = {}
+    for greedy in (True, False):
+        kind = [each for each in some if each.greedy is greedy and each.finish is not FinishReason.ABORT]
         start = time.perf_counter()
-        verdicts = iter(judge.verdicts([_item(sample, problems, task) for sample in whole]))
-        seconds = (time.perf_counter() - start) / max(1, len(whole))
-        yield [
-            sample if sample.finish is FinishReason.ABORT else _judged(sample, next(verdicts), seconds)
-            for sample in some
-        ]
+        verdicts = judge.verdicts([_item(sample, problems, task) for sample in kind])
+        seconds = (time.perf_counter() - start) / max(1, len(kind))
+        judged |= {each.key: _judged(each, verdict, seconds) for each, verdict in zip(kind, verdicts, strict=True)}
+    return [judged.get(sample.key, sample) for sample in some]
 
 
 def _judged(sample: StoredSample, verdict: Verdict, seconds: float) -> StoredSample:

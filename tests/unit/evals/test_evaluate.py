@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -13,9 +15,11 @@ from megasharp.common.errors import UserError
 from megasharp.common.records import Completion, FinishReason, Outcome, SamplingParams, Verdict
 from megasharp.evals.estimators import pass_at_k
 from megasharp.evals.evaluate import CANDIDATES, sample_seed
+from megasharp.evals.judging import Judging
 from megasharp.evals.result_files import load_result, save, stored_figures
 from megasharp.evals.suites import Suite
 from megasharp.tasks.judge import DirectJudge
+from megasharp.tasks.table import make_verifiers
 from tests.unit.evals.rule_engine import TEXTS, RuleEngine, run, suite_of
 
 
@@ -60,6 +64,26 @@ def test_requests_are_a_few_samples_of_one_problem_and_their_size_changes_nothin
         sizes = {len(request.seeds) for request in requests[6:]}
         assert sizes == {8: {8, 2}, 4096: {4, 2}, 8192: {2}, 1 << 20: {1}}[max_tokens] if not together else {10}
     assert all(result.rows == run().rows for result in found.values())
+
+
+def test_greedy_responses_are_judged_by_themselves(monkeypatch):
+    """Also where they wait for the judge beside drawn ones: a reward that compares would see a group of n + 1."""
+    sampled, put, calls = threading.Event(), Judging.put, []
+
+    def noticed(judging, finished):
+        put(judging, finished)
+        if not finished.greedy and finished.number == 5:
+            sampled.set()
+
+    class Slow(DirectJudge):
+        def verdicts(self, items):
+            assert sampled.wait(60)
+            calls.append(Counter(item.prompt for item in items))
+            return super().verdicts(items)
+
+    monkeypatch.setattr(Judging, "put", noticed)
+    run(together=True, judge=Slow(make_verifiers(["countdown"])))
+    assert {size for call in calls for size in call.values()} == {1, 10}
 
 
 def test_seeds_depend_on_run_problem_and_sample_only():

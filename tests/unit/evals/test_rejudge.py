@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from megasharp.common.errors import UserError
-from megasharp.common.records import FinishReason, Outcome
+from megasharp.common.records import FinishReason, Outcome, Verdict
 from megasharp.config.data import RewardConfig
+from megasharp.evals import rejudge
 from megasharp.evals.groups import Settings
-from megasharp.evals.rejudge import find_flips
+from megasharp.evals.rejudge import find_flips, judge_again
 from megasharp.evals.result import EvalSetting, summarize
 from megasharp.evals.result_files import load_result, save
 from megasharp.evals.sample_store import SampleStore
 from megasharp.evals.samples import SuiteCounts
 from megasharp.evals.stored_samples import SamplesInfo, StoredSample, read_samples
 from megasharp.evals.suites import load_suite
+from megasharp.tasks.judge import Item, TaskItem
 from megasharp.trainer.evaluation import Asked
 from megasharp.trainer.rejudging import export_samples, rejudge_folder
+from tests.unit.evals.rule_engine import ANSWER
+from tests.unit.evals.stored import sample
 
 PROBLEMS = (("sky", "Which colour has the sky?", "blue"), ("two", "What is 1 + 1?", "2"))
 TEXTS = (r"\boxed{blue}", "So the answer is blue.", "no idea"), (r"It is \boxed{2}.", r"\boxed{3}", r"\boxed{2}")
 IDENTITY = {"weights": "abc", "seed": "1"}
+DRAWN = ((0, False), (1, False), (2, False))
 
 
 @pytest.fixture
@@ -55,6 +60,33 @@ def _first_verdict(number: int, index: int, text: str) -> StoredSample:
     finish = FinishReason.ABORT if outcome is Outcome.INFRA else FinishReason.STOP
     seed, name = 10 * number + index, PROBLEMS[number][0]
     return StoredSample(name, number, index, False, seed, text, None, finish, outcome, float(right), None, "", 4)
+
+
+@dataclass(frozen=True)
+class Calls:
+    """A judge that remembers the prompts of its calls."""
+
+    asked: list[list[str]] = field(default_factory=list)
+    tasks: Sequence[str] = ("countdown",)
+
+    def verdicts(self, items: Sequence[Item]) -> list[Verdict]:
+        self.asked.append([item.prompt for item in items])
+        return [Verdict(Outcome.CORRECT, 1.0, detail=item.text) for item in items]
+
+
+def test_a_reward_that_compares_gets_whole_problems_and_greedy_responses_by_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the evaluation gave them; a judgement's calls were of so many samples, greedy ones among them."""
+    monkeypatch.setattr(rejudge, "_AT_ONCE", 6)
+    samples = [sample(number, index, greedy) for number in range(3) for index, greedy in ((0, True), *DRAWN)]
+    samples[2] = replace(samples[2], finish=FinishReason.ABORT)
+    problems = {f"p{number}": TaskItem(f"p{number}", "countdown", str(number), ANSWER, "") for number in range(3)}
+    judge = Calls()
+    found = [each for some in judge_again(samples, problems, "countdown", judge) for each in some]
+    assert judge.asked == [["0", "1"], ["0", "0", "1", "1", "1"], ["2"], ["2"] * 3]
+    assert [each.key for each in found] == [each.key for each in samples]
+    assert all(each.detail == each.text for each in found if each.finish is not FinishReason.ABORT)
 
 
 def asked(evaluated: Path, **reward: object) -> Asked:
