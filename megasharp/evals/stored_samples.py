@@ -268,6 +268,22 @@ def read_columns(folder: Path, suite: str, names: Sequence[str]) -> pa.Table:
     return _columns(pieces, _in_order(pieces), names) if pieces else columns().empty_table().select(names)
 
 
+def count_texts_missing(folder: Path, suite: str) -> tuple[int, int]:
+    """Return how many samples of a suite have no text, without those that an engine aborted, and how many there are.
+
+    Raises UserError as `read_samples` does.
+    """
+    pieces = _pieces(folder, suite)
+    missing: list[np.ndarray[Any, np.dtype[np.bool_]]] = []
+    for piece in pieces:
+        table = piece.read(("text", "finish"))
+        missing.append(table["text"].is_null().to_numpy() & (table["finish"].to_numpy() != FinishReason.ABORT.value))
+    if not pieces:
+        return 0, 0
+    places, starts = _in_order(pieces), np.cumsum([0, *map(len, missing)])
+    return int(np.concatenate(missing)[starts[places[:, 0]] + places[:, 1]].sum()), len(places)
+
+
 def read_chosen(folder: Path, suite: str, keys: Collection[tuple[int, bool, int]]) -> Iterator[StoredSample]:
     """Yield the samples of a suite that have one of `keys`, texts included; only row groups with one of them are read.
 

@@ -27,7 +27,14 @@ from megasharp.evals.result import EvalResult, EvalSetting, summarize
 from megasharp.evals.result_files import load_result, result_lines, save, suites_of_group
 from megasharp.evals.sample_store import SampleStore
 from megasharp.evals.samples import SuiteCounts
-from megasharp.evals.stored_samples import SamplesInfo, read_samples, samples_info, suites_with_samples
+from megasharp.evals.stored_samples import (
+    FOLDER,
+    SamplesInfo,
+    count_texts_missing,
+    read_samples,
+    samples_info,
+    suites_with_samples,
+)
 from megasharp.evals.suites import Asking, Suite, parse_ks
 from megasharp.reporting.comparison import flip_lines
 from megasharp.tasks.judge import Judge
@@ -71,6 +78,10 @@ def _with_samples(folder: Path, asked: Asked) -> tuple[Asked, dict[str, Suite]]:
     """Return the suite of each name that a folder has samples of, of those that are asked for."""
     there = {name: name.removesuffix(WITH_MEMORY) for name in suites_with_samples(folder)}
     if not there:
+        below = [path.parent.name for path in sorted(folder.glob(f"*/{FOLDER}"))]
+        if below:
+            named = ", ".join([*below[:8], *(["..."] if below[8:] else [])])
+            raise UserError(f"{folder}: no samples here, but in its {named}; give one of these folders")
         raise UserError(
             f"{folder}: no samples here; give the folder of an evaluation's results, which has a folder samples unless "
             "it was evaluated with --keep none"
@@ -124,7 +135,7 @@ class _Judgement:
     asked: Asked
 
     def check(self) -> None:
-        """Raise UserError where the evaluation was cut off, or `out` has results already."""
+        """Raise UserError where the evaluation was cut off, texts are missing, or `out` has results already."""
         if not (self.folder / f"{self.name}.json").exists():
             raise UserError(
                 f"{self.folder}: {self.name} was cut off before its result; let the same megasharp eval finish it first"
@@ -136,6 +147,12 @@ class _Judgement:
         problems = {item.id: item for item in self.suite.items}
         for row in before.rows:
             problem_of(row.id, problems)
+        missing, samples = count_texts_missing(self.folder, self.name)
+        if missing:
+            raise UserError(
+                f"{self.folder}: the texts of {missing:,} of {samples:,} samples of {self.name} were not kept; "
+                "evaluate with --keep texts, and with a --keep-mb that all have room in"
+            )
 
     def result(self, judge: Judge) -> EvalResult:
         """Judge, store and count all samples, and write the result."""

@@ -156,6 +156,26 @@ def test_judgements_do_not_mix_and_take_the_ks_of_the_result_and_the_command(eva
 
 
 def test_samples_without_texts_are_refused(evaluated: Path) -> None:
+    """Before one is judged, or anything is written; an aborted one needs no text."""
+    samples = [*read_samples(evaluated, "sums")]
+    store = SampleStore(evaluated, SamplesInfo("sums", {}, IDENTITY))
+    store.remove()
+    store.add([replace(each, text=None if each.problem == "two" else each.text) for each in samples])
+    store.finish()
+    with pytest.raises(UserError, match=r"the texts of 2 of 6 samples of sums were not kept; .* --keep-mb"):
+        rejudge_folder(evaluated, asked(evaluated), False, lambda _: None, lambda _: None)
+    assert not (evaluated / "rejudged").exists()
+
+
+def test_a_folder_of_several_temperatures_names_theirs(evaluated: Path) -> None:
+    (evaluated.parent / "sweep").mkdir()
+    for name in ("temperature_1", "temperature_0.6"):
+        (evaluated.parent / "sweep" / name).symlink_to(evaluated)
+    with pytest.raises(UserError, match=r"no samples here, but in its temperature_0\.6, temperature_1; give one"):
+        rejudge_folder(evaluated.parent / "sweep", asked(evaluated), False, lambda _: None, lambda _: None)
+
+
+def test_a_judgement_is_not_judged_again(evaluated: Path) -> None:
     rejudge_folder(evaluated, asked(evaluated), False, lambda _: None, lambda _: None)
     with pytest.raises(UserError, match="a judgement of samples, which keeps no texts"):
         rejudge_folder(evaluated / "rejudged", asked(evaluated), False, lambda _: None, lambda _: None)
