@@ -14,8 +14,10 @@ user's own function gets whole responses, and may ask `final_text` itself.
 from __future__ import annotations
 
 import re
+from ast import literal_eval
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from megasharp.common.records import THINKING_OPEN, Outcome, Verdict
 from megasharp.config.data import AUTO, RewardConfig, Truncated
@@ -66,6 +68,12 @@ class AnswerRule:
     def in_words(self) -> str:
         """The rule as an evaluation's identity has it."""
         return f"after {self.after!r}, truncated {self.truncated}"
+
+    @classmethod
+    def of_words(cls, words: str) -> AnswerRule:
+        """Return the rule whose `in_words` these are."""
+        after, _, truncated = words.removeprefix("after ").rpartition(", truncated ")
+        return cls(literal_eval(after), cast(Truncated, truncated))
 
 
 # Whole responses, as every verifier read them until there was a rule.

@@ -31,7 +31,7 @@ from megasharp.evals.sample_store import SampleStore, check_identity
 from megasharp.evals.stored_samples import journals
 from megasharp.evals.suites import Asking, Suite
 from megasharp.rollout.step_request import Engine
-from megasharp.tasks.final_answer import WHOLE, rule_of
+from megasharp.tasks.final_answer import WHOLE, AnswerRule, rule_of
 from megasharp.tasks.judge import Judge, digest_of
 from megasharp.tasks.own_reward import OWN_TASK
 from megasharp.tasks.reward_import import look_beside
@@ -108,7 +108,7 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
     source = _checked_source(asked)
     run = None if source is None else config_of(source)
     if run is not None:
-        asked = replace(asked, reward=read_as(run.reward, asked.reward))
+        asked = replace(asked, reward=read_as(rule_of(run.reward), asked.reward))
     if asked.prompt is not None:
         asking = Asking(checked_name(asked.prompt), first=True)
     else:
@@ -198,10 +198,10 @@ def _subject(asked: Asked, source: Path | None, bos: bool | None, note: Say) -> 
     return Subject(model.label, model.step, model.place, weights.name, identity, engine, tokenizer, check)
 
 
-def read_as(run: RewardConfig, own: RewardConfig) -> RewardConfig:
-    """Return the options of the command line with the run's rule of reading responses, where they do not say one."""
-    keys = {"answer_after", "truncated"} - own.model_fields_set
-    return own.model_copy(update={key: getattr(run, key) for key in keys})
+def read_as(rule: AnswerRule, own: RewardConfig) -> RewardConfig:
+    """Return the options of the command line with a rule of reading responses, where they do not say one."""
+    its = {"answer_after": rule.after, "truncated": rule.truncated}
+    return own.model_copy(update={key: value for key, value in its.items() if key not in own.model_fields_set})
 
 
 def _suites_of(run: RunConfig | None, source: Path | None) -> Sequence[str]:

@@ -6,10 +6,11 @@ folder of its own: results, tables, and samples without their texts, which `--co
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import count
+from itertools import count, groupby
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -19,6 +20,7 @@ from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import Say
 from megasharp.common.files import held
 from megasharp.common.signals import interruptible
+from megasharp.config.run_config import RunConfig
 from megasharp.evals.evaluate import WITH_MEMORY
 from megasharp.evals.groups import plan_suites, repeated
 from megasharp.evals.harness_log import write_log
@@ -37,12 +39,14 @@ from megasharp.evals.stored_samples import (
 )
 from megasharp.evals.suites import Asking, Suite, parse_ks
 from megasharp.reporting.comparison import flip_lines
+from megasharp.tasks.final_answer import WHOLE, AnswerRule, rule_of
 from megasharp.tasks.judge import Judge
+from megasharp.tasks.own_reward import OWN_TASK
 from megasharp.tasks.reward_import import look_beside
 from megasharp.trainer.eval_source import config_of
 from megasharp.trainer.evaluation import Asked, judged_by_functions, judging_identity, read_as
 from megasharp.trainer.resolve.prompt_format import asking_of, checked_name
-from megasharp.trainer.reward_judge import RewardJudge, check_judging
+from megasharp.trainer.reward_judge import RewardJudge, check_judging, own_rewards
 
 _FOLDER = "rejudged"
 
@@ -53,29 +57,32 @@ def rejudge_folder(folder: Path, asked: Asked, named: bool, say: Say, note: Say)
     With `named`, every sample that flips has a line. Raises UserError in one line, in particular where texts were not
     kept or a suite cannot be found.
     """
-    asked, suites = _with_samples(folder, asked)
+    asked, suites, run = _with_samples(folder, asked)
     numbered = (folder / (f"{_FOLDER}_{number}" if number > 1 else _FOLDER) for number in count(1))
     # Without --out the first of these that no earlier judgement has.
     out = asked.out or next(path for path in numbered if not path.exists())
-    chosen = [_Judgement(folder, out, name, suite, asked) for name, suite in suites.items()]
+    chosen = [_judgement(folder, out, name, suite, asked, run) for name, suite in suites.items()]
     for each in chosen:
         each.check()
     check_judging(asked.reward, {each.suite.task for each in chosen}, "eval")
     with interruptible(), held(out, "another megasharp eval writes there; give another --out"):
         write_like_run(out)
-        with closing(RewardJudge(asked.reward, {each.suite.task for each in chosen}, None, note)) as judging:
-            for each in chosen:
-                if each.differs():
-                    note(f"{each.name}: the problems, their answers or prompts are others than those that were sampled")
-                for line in result_lines(each.result(judging.judge)):
-                    say(line)
-                for line in flip_lines(find_flips(folder, out, each.name), named):
-                    say(line)
-                say(f"wrote {out / each.name}.json")
+        # Suites of one rule share a judge.
+        for reward, some in groupby(chosen, key=lambda each: each.asked.reward):
+            same = list(some)
+            with closing(RewardJudge(reward, {each.suite.task for each in same}, None, note)) as judging:
+                for each in same:
+                    for line in each.differences():
+                        note(f"{each.name}: {line}")
+                    for line in result_lines(each.result(judging.judge)):
+                        say(line)
+                    for line in flip_lines(find_flips(folder, out, each.name), named):
+                        say(line)
+                    say(f"wrote {out / each.name}.json")
 
 
-def _with_samples(folder: Path, asked: Asked) -> tuple[Asked, dict[str, Suite]]:
-    """Return the suite of each name that a folder has samples of, of those that are asked for."""
+def _with_samples(folder: Path, asked: Asked) -> tuple[Asked, dict[str, Suite], RunConfig | None]:
+    """Return the suite of each name that a folder has samples of, of those that are asked for; and the folder's run."""
     there = {name: name.removesuffix(WITH_MEMORY) for name in suites_with_samples(folder)}
     if not there:
         below = [path.parent.name for path in sorted(folder.glob(f"*/{FOLDER}"))]
@@ -92,13 +99,13 @@ def _with_samples(folder: Path, asked: Asked) -> tuple[Asked, dict[str, Suite]]:
             raise UserError(
                 f"{folder}: a judgement of samples, which keeps no texts; give the folder of the evaluation itself"
             )
-    asked, suites = _suites(folder, asked, sorted(set(there.values())))
-    return asked, {name: suites[base] for name, base in there.items() if base in suites}
-
-
-def _suites(folder: Path, asked: Asked, there: list[str]) -> tuple[Asked, dict[str, Suite]]:
-    """Load the suites that samples are of, by their names, and give them to functions as an evaluation would."""
     run = config_of(folder.resolve().parent.parent)
+    asked, suites = _suites(folder, asked, sorted(set(there.values())), run)
+    return asked, {name: suites[base] for name, base in there.items() if base in suites}, run
+
+
+def _suites(folder: Path, asked: Asked, there: list[str], run: RunConfig | None) -> tuple[Asked, dict[str, Suite]]:
+    """Load the suites that samples are of, by their names, and give them to functions as an evaluation would."""
     if asked.prompt is not None:
         asking = Asking(checked_name(asked.prompt), first=True)
     else:
@@ -107,8 +114,6 @@ def _suites(folder: Path, asked: Asked, there: list[str]) -> tuple[Asked, dict[s
     for near in (*filter(Path.is_file, map(Path, names)), folder):
         look_beside(near)
     planned = plan_suites(names, asked.settings, asked.seed, asking)
-    if run is not None:
-        asked = replace(asked, reward=read_as(run.reward, asked.reward))
     asked, (planned,) = judged_by_functions(asked, [planned], run)
     found = {each.suite.name: each.suite for group in planned for each in group.evaluations}
     if unknown := [name for name in found if name not in there]:
@@ -124,15 +129,39 @@ def _groups(folder: Path, there: list[str]) -> list[str]:
     return [*(name for name, suites in groups.items() if suites), *others]
 
 
+def _judgement(folder: Path, out: Path, name: str, suite: Suite, asked: Asked, run: RunConfig | None) -> _Judgement:
+    """Return what is to be judged, by the rule that read it first where the command says none."""
+    info = samples_info(folder, name)
+    assert info is not None
+    first = _first_rule(info.identity, run)
+    if first is not None:
+        asked = replace(asked, reward=read_as(first, asked.reward))
+    return _Judgement(folder, out, name, suite, asked, info, first)
+
+
+def _first_rule(identity: Mapping[str, str], run: RunConfig | None) -> AnswerRule | None:
+    """Return the rule that samples were read by; None where functions judged them, or nothing says it.
+
+    A run's evaluations do not store its rule, which it cannot change.
+    """
+    if "answers" in identity:
+        return AnswerRule.of_words(identity["answers"])
+    if "timeout_s" in identity and "reward" not in identity:
+        return WHOLE
+    return None if run is None else rule_of(run.reward)
+
+
 @dataclass(frozen=True, slots=True)
 class _Judgement:
-    """One suite's samples in `folder`, judged again in `out`."""
+    """One suite's samples in `folder`, judged again in `out`. `first` is the rule by which they were read first."""
 
     folder: Path
     out: Path
     name: str
     suite: Suite
     asked: Asked
+    info: SamplesInfo
+    first: AnswerRule | None
 
     def check(self) -> None:
         """Raise UserError where the evaluation was cut off, texts are missing, or `out` has results already."""
@@ -144,6 +173,11 @@ class _Judgement:
             raise UserError(f"{self.out}: results of {self.name} are there already; give another --out")
         before = load_result(self.folder / f"{self.name}.json")
         self._ks(before)
+        by = self.info.identity.get("reward")
+        if by and self.suite.task == OWN_TASK and not own_rewards(self.asked.reward):
+            raise UserError(
+                f"{self.folder}: {self.name} was judged by {by}; give its functions again, each by --reward"
+            )
         problems = {item.id: item for item in self.suite.items}
         for row in before.rows:
             problem_of(row.id, problems)
@@ -157,13 +191,11 @@ class _Judgement:
     def result(self, judge: Judge) -> EvalResult:
         """Judge, store and count all samples, and write the result."""
         before = load_result(self.folder / f"{self.name}.json")
-        info = samples_info(self.folder, self.name)
-        assert info is not None
-        setting = self._setting(info, self._ks(before))
+        setting = self._setting(self._ks(before))
         problems = {item.id: item for item in self.suite.items}
         rows = [problems[row.id] for row in before.rows if row.id in problems]
         counts = SuiteCounts(rows, before.n, before.greedy_accuracy is not None)
-        told = SamplesInfo(self.name, info.setting, setting.identity, "answers")
+        told = SamplesInfo(self.name, self.info.setting, setting.identity, "answers")
         # A judgement that was cut off begins anew.
         SampleStore(self.out, told).remove()
         store = SampleStore(self.out, told)
@@ -185,20 +217,27 @@ class _Judgement:
             raise UserError(f"{self.name}: {before.n} samples per problem cannot give pass@{max(ks)}; lower --k")
         return tuple(sorted(ks))
 
-    def _setting(self, info: SamplesInfo, ks: tuple[int, ...]) -> EvalSetting:
+    def _setting(self, ks: tuple[int, ...]) -> EvalSetting:
         values: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in info.setting.items()
+            key: tuple(value) if isinstance(value, list) else value for key, value in self.info.setting.items()
         }
         # The samples' identity, with this judgement's in place of what said how they were judged.
-        drawn = {name: value for name, value in info.identity.items() if name not in JUDGING}
+        drawn = {name: value for name, value in self.info.identity.items() if name not in JUDGING}
         identity = drawn | judging_identity(self.asked.reward, self.suite) | {"judged": "again"}
         return EvalSetting(self.name, identity=identity, **values | {"ks": ks})
 
-    def differs(self) -> bool:
-        """Return whether the problems, their answers or prompts are others than those that were sampled."""
-        info = samples_info(self.folder, self.name)
-        found = None if info is None else info.identity.get("problems")
-        return found is not None and found != judging_identity(self.asked.reward, self.suite)["problems"]
+    def differences(self) -> Iterator[str]:
+        """Yield a line for each way in which this judgement differs from the first by its problems, rule or judge."""
+        before, now = self.info.identity, judging_identity(self.asked.reward, self.suite)
+        if before.get("problems", now["problems"]) != now["problems"]:
+            yield "the problems, their answers or prompts are others than those that were sampled"
+        by, first = (each.get("reward", "the task's verifier") for each in (now, before))
+        # Of a run's own evaluations nothing says who judged.
+        if "timeout_s" in before and by != first:
+            yield f"judged by {by}, at first by {first}"
+        rule = rule_of(self.asked.reward)
+        if self.first not in (None, rule) and "reward" not in {*before, *now}:
+            yield f"responses are read {rule.in_words}; at first {self.first.in_words}"
 
 
 def export_samples(folder: Path, asked: Asked, say: Say) -> None:
@@ -206,7 +245,7 @@ def export_samples(folder: Path, asked: Asked, say: Say) -> None:
 
     Raises UserError as `rejudge_folder` does.
     """
-    _, chosen = _with_samples(folder, asked)
+    _, chosen, _ = _with_samples(folder, asked)
     date = datetime.now().isoformat().replace(":", "-")
     for name, suite in chosen.items():
         path = (asked.out or folder) / f"samples_{name}_{date}.jsonl"

@@ -11,7 +11,9 @@ import pytest
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import FinishReason, Outcome, Verdict
+from megasharp.config.core import dump_yaml
 from megasharp.config.data import RewardConfig
+from megasharp.config.run_config import load_run
 from megasharp.evals import rejudge
 from megasharp.evals.groups import Settings
 from megasharp.evals.rejudge import find_flips, judge_again
@@ -21,6 +23,7 @@ from megasharp.evals.sample_store import SampleStore
 from megasharp.evals.samples import SuiteCounts
 from megasharp.evals.stored_samples import SamplesInfo, StoredSample, read_samples
 from megasharp.evals.suites import load_suite
+from megasharp.tasks.final_answer import AnswerRule
 from megasharp.tasks.judge import Item, TaskItem
 from megasharp.trainer.evaluation import Asked
 from megasharp.trainer.rejudging import export_samples, rejudge_folder
@@ -35,15 +38,19 @@ DRAWN = ((0, False), (1, False), (2, False))
 
 @pytest.fixture
 def evaluated(tmp_path: Path) -> Path:
+    return evaluation(tmp_path, "sums", IDENTITY)
+
+
+def evaluation(tmp_path: Path, name: str, identity: dict[str, str]) -> Path:
     """An evaluation whose verifier read nothing but `\\boxed{2}`, and a response that the engine aborted."""
-    (tmp_path / "sums.yaml").write_text("{task: short_answer, path: sums.jsonl}")
-    rows = [{"id": name, "input": question, "target": target} for name, question, target in PROBLEMS]
-    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    suite = load_suite(str(tmp_path / "sums.yaml"))
-    setting = EvalSetting("sums", "mine", None, 3, (1, 2), 1.0, 1, max_tokens=64, identity=IDENTITY)
+    (tmp_path / f"{name}.yaml").write_text(f"{{task: short_answer, path: {name}.jsonl}}")
+    rows = [{"id": problem, "input": question, "target": target} for problem, question, target in PROBLEMS]
+    (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    suite = load_suite(str(tmp_path / f"{name}.yaml"))
+    setting = EvalSetting(name, "mine", None, 3, (1, 2), 1.0, 1, max_tokens=64, identity=identity)
     counts = SuiteCounts(suite.items, 3, greedy=False)
-    fields = {name: value for name, value in asdict(setting).items() if name not in ("suite", "identity")}
-    store = SampleStore(tmp_path / "out", SamplesInfo("sums", fields, IDENTITY))
+    fields = {key: value for key, value in asdict(setting).items() if key not in ("suite", "identity")}
+    store = SampleStore(tmp_path / "out", SamplesInfo(name, fields, identity))
     for number, texts in enumerate(TEXTS):
         for index, text in enumerate(texts):
             sample = _first_verdict(number, index, text)
@@ -108,6 +115,71 @@ def test_a_better_verifier_flips_what_it_should(evaluated: Path) -> None:
         (Outcome.WRONG, Outcome.CORRECT): 3,
         (Outcome.WRONG, Outcome.FORMAT): 1,
     }
+
+
+def judged(folder: Path, asked: Asked, name: str = "sums") -> tuple[str | None, int, list[str]]:
+    """The rule by which a folder is judged again, how many responses it finds nothing in, and what is noted."""
+    noted: list[str] = []
+    rejudge_folder(folder, asked, False, lambda _: None, noted.append)
+    result = load_result(folder / "rejudged" / f"{name}.json")
+    return result.identity.get("answers"), sum(row.format for row in result.rows), noted
+
+
+MARKED = AnswerRule("it's", "wrong").in_words
+BY_MARK = {"timeout_s": "10", "answers": MARKED}
+BY_FUNCTION = {"timeout_s": "10", "reward": "mine:exact x 1"}
+AFTER_AUTO = "after 'auto', truncated wrong"
+TODAYS = "after 'auto', truncated by_answer"
+
+
+@pytest.mark.parametrize(
+    ("first", "flags", "rule", "without", "notes"),
+    [
+        (BY_MARK, {}, MARKED, 5, []),
+        (BY_MARK, {"answer_after": "auto"}, AFTER_AUTO, 1, [f"responses are read {AFTER_AUTO}; at first {MARKED}"]),
+        ({"timeout_s": "10"}, {}, None, 1, []),
+        (IDENTITY, {}, TODAYS, 1, []),
+        (BY_FUNCTION, {}, TODAYS, 1, ["judged by the task's verifier, at first by mine:exact x 1"]),
+    ],
+)
+def test_responses_are_read_as_they_were_first(
+    tmp_path: Path, first: dict[str, str], flags: dict[str, str], rule: str | None, without: int, notes: list[str]
+) -> None:
+    """By the stored rule, of which options change a part; whole where none is stored beside a limit on time."""
+    folder = evaluation(tmp_path, "sums", first)
+    assert judged(folder, asked(folder, **flags)) == (rule, without, [f"sums: {note}" for note in notes])
+
+
+def test_a_run_s_evaluations_are_read_by_its_rule(tmp_path: Path) -> None:
+    evaluation(tmp_path, "sums", IDENTITY)
+    run, folder = tmp_path / "run", tmp_path / "run" / "evals" / "step_000003"
+    folder.parent.mkdir(parents=True)
+    (tmp_path / "out").rename(folder)
+    config = load_run(Path(__file__).parents[3] / "examples" / "quickstart" / "run.yaml", ["reward.answer_after=so"])
+    (run / "config.yaml").write_text(dump_yaml(config))
+    again = Asked(None, [str(tmp_path / "sums.yaml")], Settings(), reward=RewardConfig(workers=0))
+    assert judged(folder, again) == ("after 'so', truncated by_answer", 5, [])
+    read = replace(again, out=tmp_path / "other", reward=RewardConfig(workers=0, answer_after=""))
+    noted: list[str] = []
+    rejudge_folder(folder, read, False, lambda _: None, noted.append)
+    assert noted == ["sums: responses are read after '', truncated by_answer; at first after 'so', truncated by_answer"]
+
+
+def test_each_suite_of_a_folder_is_read_by_its_own_rule(tmp_path: Path) -> None:
+    folder = evaluation(tmp_path, "sums", BY_MARK)
+    evaluation(tmp_path, "other", {"timeout_s": "10"})
+    both = replace(asked(folder), suites=[str(tmp_path / name) for name in ("sums.yaml", "other.yaml")])
+    assert judged(folder, both) == (MARKED, 5, [])
+    assert load_result(folder / "rejudged" / "other.json").identity.get("answers") is None
+
+
+def test_own_rows_name_the_functions_that_judged_them(tmp_path: Path) -> None:
+    folder = evaluation(tmp_path, "sums", BY_FUNCTION)
+    (tmp_path / "sums.yaml").write_text("{path: sums.jsonl, prompt_key: input, answer_key: target}")
+    with pytest.raises(
+        UserError, match="sums was judged by mine:exact x 1; give its functions again, each by --reward"
+    ):
+        judged(folder, asked(folder))
 
 
 def test_a_second_judgement_has_a_folder_of_its_own_and_changes_nothing(evaluated: Path) -> None:
