@@ -88,7 +88,7 @@ def _with_samples(folder: Path, asked: Asked) -> tuple[Asked, dict[str, Suite], 
         below = [path.parent.name for path in sorted(folder.glob(f"*/{FOLDER}"))]
         if below:
             named = ", ".join([*below[:8], *(["..."] if below[8:] else [])])
-            raise UserError(f"{folder}: no samples here, but in its {named}; give one of these folders")
+            raise UserError(f"{folder}: no samples here, but in its folders {named}; give one of them")
         raise UserError(
             f"{folder}: no samples here; give the folder of an evaluation's results, which has a folder samples unless "
             "it was evaluated with --keep none"

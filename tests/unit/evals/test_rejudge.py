@@ -243,7 +243,7 @@ def test_a_folder_of_several_temperatures_names_theirs(evaluated: Path) -> None:
     (evaluated.parent / "sweep").mkdir()
     for name in ("temperature_1", "temperature_0.6"):
         (evaluated.parent / "sweep" / name).symlink_to(evaluated)
-    with pytest.raises(UserError, match=r"no samples here, but in its temperature_0\.6, temperature_1; give one"):
+    with pytest.raises(UserError, match=r"no samples here, but in its folders temperature_0\.6, temperature_1;"):
         rejudge_folder(evaluated.parent / "sweep", asked(evaluated), False, lambda _: None, lambda _: None)
 
 
