@@ -1,4 +1,4 @@
-"""An engine over a server of OpenAI's API: `server.py` HTTP, `dialect.py` what is sent and read, `engine.py`."""
+"""An engine over a server of OpenAI's API: `http_calls.py`, `dialect.py` (sent and read), `endpoint_engine.py`."""
 
 from typing import Literal
 
