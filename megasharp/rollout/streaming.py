@@ -160,7 +160,7 @@ def answered(
             yield from refused
             refused.clear()
     if first is not None and not sampled:
-        raise UserError(f"{who} sampled none of {len(refused)} prompts; the first: {first}")
+        raise UserError(f"{who} sampled none of {len(refused)} requests; the first: {first}")
 
 
 def in_slices(generate: Generate, asked: Iterable[Asked], at_once: float) -> Iterator[Ended]:

@@ -52,8 +52,8 @@ class Dialect:
         """The path of the call, after the address."""
         return "/chat/completions" if self.style == "chat" else "/completions"
 
-    def body(self, model: str, request: GenerateRequest, sampling: SamplingParams, seeds: Sequence[int]) -> Json:
-        """The body of a request for a sample for each of `seeds`; the first of them is the server's for all."""
+    def body(self, model: str, request: GenerateRequest, sampling: SamplingParams) -> Json:
+        """The body of a call for all samples of a request; the first one's seed is the server's for all."""
         sampling = request.under(sampling)
         fields: dict[str, Any] = {
             "model": model,
@@ -61,9 +61,9 @@ class Dialect:
             self.limit: sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            **({"n": len(seeds)} if len(seeds) > 1 else {}),
+            **({"n": len(request.seeds)} if len(request.seeds) > 1 else {}),
             **({"stop": list(sampling.stop)} if sampling.stop else {}),
-            **self._optional(sampling, seeds),
+            **self._optional(sampling, request.seeds),
         }
         return {name: value for name, value in fields.items() if name not in self.unknown}
 

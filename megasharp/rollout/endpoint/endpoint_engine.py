@@ -13,7 +13,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from queue import SimpleQueue
 from threading import Lock, Thread
 
@@ -90,38 +91,62 @@ def _check_access(server: Server, answer: Answer) -> None:
 
 
 class _Job:
-    """A request on its way: its calls, one for some of its seeds each, and what they have brought."""
+    """A call for the samples of one request: waiting, or under way."""
 
-    def __init__(self, request: GenerateRequest, sampling: SamplingParams, size: int) -> None:
+    def __init__(self, request: GenerateRequest, sampling: SamplingParams) -> None:
         self.request = request
         self.sampling = sampling
-        self.starts = range(0, len(request.seeds), size)
-        self.calls = {start: Call() for start in self.starts}
-        self.found: dict[int, list[Completion]] = {}
+        self.call = Call()
         self.future: Future[list[Completion]] = Future()
-        self.lock = Lock()
+        self._lock = Lock()
         self._settled = False
 
-    def brought(self, start: int, some: list[Completion]) -> None:
-        """Take what the call for the seeds from `start` on has brought."""
-        with self.lock:
-            self.found[start] = some
-            whole = len(self.found) == len(self.calls)
-        if whole and self._settles():
-            self.future.set_result([one for place in self.starts for one in self.found[place]])
+    def brought(self, found: list[Completion]) -> None:
+        """Take what the call has brought, unless nobody waits for it any more."""
+        if self._settles():
+            self.future.set_result(found)
 
     def failed(self, error: Exception) -> None:
-        """Give the request up, and end its calls."""
+        """Give the call up, and hang up."""
         if self._settles():
             self.future.set_exception(error)
-        for call in self.calls.values():
-            call.end()
+        self.call.end()
 
     def _settles(self) -> bool:
         """Return True once: to the thread that settles the future."""
-        with self.lock:
+        with self._lock:
             first, self._settled = not self._settled, True
         return first
+
+
+class _Parts:
+    """Requests as calls for at most `size` samples each; their answers are put together again by `whole`."""
+
+    def __init__(self, asked: Iterable[Asked], size: int) -> None:
+        self._asked = asked
+        self._size = size
+        # Each call's request and first sample there, and the answers to each request's calls.
+        self._places: dict[int, tuple[int, int]] = {}
+        self._found: dict[int, dict[int, list[Completion] | None]] = {}
+
+    def __iter__(self) -> Iterator[Asked]:
+        numbers = count()
+        for place, (request, sampling) in enumerate(self._asked):
+            starts = range(0, len(request.seeds), self._size)
+            self._found[place] = dict.fromkeys(starts)
+            for start in starts:
+                self._places[next(numbers)] = place, start
+                yield replace(request, seeds=request.seeds[start : start + self._size]), sampling
+
+    def whole(self, ended: Iterable[Ended]) -> Iterator[Ended]:
+        """Yield each request when all of its calls have ended."""
+        for number, some in ended:
+            place, start = self._places.pop(number)
+            self._found[place][start] = some
+            parts = [part for part in self._found[place].values() if part is not None]
+            if len(parts) == len(self._found[place]):
+                del self._found[place]
+                yield place, [one for part in parts for one in part]
 
 
 class EndpointEngine:
@@ -134,7 +159,7 @@ class EndpointEngine:
         self._server = server
         self._settings = settings
         self._dialect = Dialect(settings.style)
-        self._queue: SimpleQueue[tuple[_Job, int] | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
         self._threads: list[Thread] = []
         self._lock = Lock()
         self._jobs: set[_Job] = set()
@@ -191,29 +216,33 @@ class EndpointEngine:
 
     @contextmanager
     def stream(self, asked: Iterable[Asked], at_once: float) -> Iterator[Iterator[Ended]]:
-        """Sample requests as `generate` does, and answer each when its samples have ended."""
-        with Stream(self, asked, min(at_once, self.capacity), lambda: None) as stream:
-            yield answered(stream, str(self._server.address))
+        """Sample requests as `generate` does, and answer each when its samples have ended.
+
+        A call makes room as soon as it has ended, whatever else its request waits for. Calls go out in the order of
+        their requests, so no more requests are open than calls.
+        """
+        parts = _Parts(asked, self._settings.samples_per_call)
+        with Stream(self, parts, at_once, lambda: None) as stream:
+            yield parts.whole(answered(stream, str(self._server.address)))
 
     def submit(self, request: GenerateRequest, sampling: SamplingParams) -> Future[list[Completion]]:
-        """Sample one request; returns at once. The future raises what `generate` does, or NotSampled."""
+        """Sample one request in one call; returns at once. The future raises what `generate` does, or NotSampled."""
         if sampling.memory_mu is not None:
             raise UserError(f"{self._server.address}: an endpoint has no memory network")
-        job = _Job(request, sampling, self._settings.samples_per_call)
+        job = _Job(request, sampling)
         with self._lock:
             self._jobs.add(job)
-            for _ in range(min(len(job.calls), self._settings.concurrency - len(self._threads))):
+            if len(self._threads) < self._settings.concurrency:
                 # Daemons: a call may take half an hour, which the end of this process must not wait for.
                 self._threads.append(Thread(target=self._work, name="endpoint", daemon=True))
                 self._threads[-1].start()
-        for start in job.starts:
-            self._queue.put((job, start))
+        self._queue.put(job)
         return job.future
 
     def abort(self, futures: Sequence[Future[list[Completion]]]) -> None:
         """End these requests: the server is hung up on, and nothing of them is kept."""
         wanted = {id(future) for future in futures}
-        self._end([job for job in self._jobs if id(job.future) in wanted])
+        self._end([job for job in [*self._jobs] if id(job.future) in wanted])
 
     drop = abort
 
@@ -223,26 +252,22 @@ class EndpointEngine:
             job.failed(NotSampled("ended"))
 
     def _work(self) -> None:
-        while (next_one := self._queue.get()) is not None:
-            job, start = next_one
-            if job.future.done():
-                continue
-            try:
-                job.brought(start, self._sampled(job, start))
-            except Exception as error:
-                job.failed(error)
-            if job.future.done():
-                self._jobs.discard(job)
+        while (job := self._queue.get()) is not None:
+            if not job.future.done():
+                try:
+                    job.brought(self._sampled(job))
+                except Exception as error:
+                    job.failed(error)
+            self._jobs.discard(job)
 
-    def _sampled(self, job: _Job, start: int) -> list[Completion]:
-        seeds = job.request.seeds[start : start + self._settings.samples_per_call]
-        call, began, tries, spent = job.calls[start], time.monotonic(), 0, 0
+    def _sampled(self, job: _Job) -> list[Completion]:
+        call, seeds, began, tries, spent = job.call, job.request.seeds, time.monotonic(), 0, 0
         most = self._settings.patience.failures
         while True:
             self._wait(call, self._not_before - time.monotonic())
             dialect, late = self._dialect, False
             try:
-                body = dialect.body(self._settings.model, job.request, job.sampling, seeds)
+                body = dialect.body(self._settings.model, job.request, job.sampling)
                 answer = self._server.ask(dialect.path, body, self._settings.patience.limit_s, call)
                 if answer.status == 200:
                     found = completions(answer.json(), seeds, job.sampling)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from threading import Barrier
+from operator import itemgetter
+from threading import Barrier, Semaphore
 from typing import Any
 
 import pytest
@@ -157,7 +159,7 @@ def test_a_limit_by_its_newer_name() -> None:
         (
             400,
             "top_k: Extra inputs are not permitted",
-            "sampled none of 1 prompts; the first: the server refuses it: top_k",
+            "sampled none of 2 requests; the first: the server refuses it: top_k",
         ),
         (401, "bad key k3y", f"bad key .the key. .the key in {KEY_VARIABLE}"),
         (404, "no model tiny", "status 404: no model tiny"),
@@ -225,6 +227,34 @@ def test_as_many_calls_are_under_way_as_asked_for() -> None:
     assert server.busiest == 3
 
 
+def test_a_slow_call_holds_up_no_other() -> None:
+    """The first sample is answered only once all others are; requests are taken as there is room for their calls."""
+    others, taken, slow = Semaphore(0), [0], [True]
+
+    def script(body: Json, _: int) -> tuple[int, Json, dict[str, str]]:
+        if body["seed"]:
+            others.release()
+        else:
+            slow[0] = all(others.acquire(timeout=HANG_S) for _ in range(11))
+        return chat(body)
+
+    def asked() -> Iterator[tuple[GenerateRequest, SamplingParams]]:
+        for number in range(3):
+            taken[0] += 1
+            yield GenerateRequest((), tuple(range(4 * number, 4 * number + 4)), turns=ASKED.turns), PLAIN
+
+    with engine_at(script, concurrency=4) as (engine, server):
+        server.hold.clear()
+        with engine.stream(asked(), engine.capacity) as ended, ThreadPoolExecutor() as beside:
+            found = beside.submit(list, ended)
+            wait_until(lambda: server.now == 4)
+            assert taken == [2]
+            server.hold.set()
+            found.result()
+    assert slow == [True] and server.busiest == 4
+    assert [one.seed for _, some in sorted(found.result(), key=itemgetter(0)) for one in some] == [*range(12)]
+
+
 def test_several_samples_a_call_share_its_tokens() -> None:
     """Only the sum is known without log-probs; their text and order are each one's own."""
     with engine_at(lambda body, _: chat(body, "a", "bcd"), samples_per_call=2) as (engine, server):
@@ -237,7 +267,7 @@ def test_what_is_under_way_is_hung_up_on() -> None:
     with engine_at(lambda body, _: chat(body)) as (engine, server):
         server.hold.clear()
         future = engine.submit(ASKED, PLAIN)
-        wait_until(lambda: server.now == 2)
+        wait_until(lambda: server.now == 1)
         engine.abort([future])
         assert future.done() and future.exception() is not None
         server.hold.set()

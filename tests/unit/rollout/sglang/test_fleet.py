@@ -170,7 +170,7 @@ def test_only_bad_prompts_are_no_dead_step_either(make: Make) -> None:
 
 def test_engines_that_refuse_every_prompt_are_a_mistake_of_the_setup(make: Make) -> None:
     fleet = make(2, **{"/generate": "refuse"}).fleet
-    with pytest.raises(UserError, match="sampled none of 3 prompts; the first: the engine refused it: told to refuse"):
+    with pytest.raises(UserError, match="sampled none of 3 requests; the first: the engine refused it: told to refuse"):
         fleet.generate(prompts(3), SAMPLING)
 
 
