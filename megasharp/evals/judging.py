@@ -67,9 +67,12 @@ class Judging:
             self._settle(_GRACE_S)
             raise
         finally:
-            with held(), self._changed:
-                self._ended = True
-                self._changed.notify_all()
+            with held():
+                with self._changed:
+                    self._ended = True
+                    self._changed.notify_all()
+                # It holds tensors, which a thread must not drop while the interpreter ends: that aborts the process.
+                self._thread.join(_LOOK_S)
         if kind is None:
             self._check()
 

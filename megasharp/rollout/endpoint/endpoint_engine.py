@@ -29,6 +29,7 @@ from megasharp.rollout.streaming import Asked, Ended, Stream, answered
 _REFUSALS = (400, 413, 422)
 _AGAIN = (408, 409, 425, 429)
 _CONTROL_S = 30.0
+_CLOSE_S = 5.0
 _LONGEST_WAIT_S = 60.0
 # A server that asks to wait for longer, for instance until the next day, will not be waited for.
 _MOST_RETRY_AFTER_S = 900.0
@@ -199,10 +200,18 @@ class EndpointEngine:
         return True
 
     def close(self) -> None:
-        """End all calls."""
+        """End all calls, and wait for their threads, but not for long.
+
+        A thread that drops the last reference to a tensor while the interpreter ends aborts the process: torch then
+        waits for the GIL inside a destructor. The thread of a call that cannot be hung up, as while it looks up an
+        address, holds no tensor.
+        """
         self._end([*self._jobs])
         for _ in self._threads:
             self._queue.put(None)
+        until = time.monotonic() + _CLOSE_S
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
 
     def generate(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> list[list[Completion]]:
         """Sample every request; the outer list follows `requests`, the inner one each request's seeds.

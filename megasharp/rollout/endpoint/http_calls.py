@@ -162,6 +162,8 @@ class Server:
         call.uses(connection)
         target = f"{prefix}{self.address.path}{path}" + (f"?{self.address.query}" if self.address.query else "")
         try:
+            connection.connect()
+            # From here on `end` finds a socket to hang up.
             if call.ended.is_set():
                 raise Failed("the call was ended")
             data = None if body is None else json.dumps(body).encode()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 from operator import itemgetter
-from threading import Barrier, Semaphore
+from threading import Barrier, Event, Semaphore
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from waiting import HANG_S, wait_until
 
 from megasharp.common.errors import RunFailed, UserError
 from megasharp.common.records import Completion, FinishReason, GenerateRequest, SamplingParams
-from megasharp.rollout.endpoint import Style
+from megasharp.rollout.endpoint import Style, endpoint_engine
 from megasharp.rollout.endpoint.endpoint_engine import EndpointEngine, EndpointSettings, Patience, model_of
 from megasharp.rollout.endpoint.http_calls import KEY_VARIABLE, Address, Server
 from tests.unit.rollout.endpoint.standin_server import Json, Script, StandinServer, chat, error, serving
@@ -272,6 +274,45 @@ def test_what_is_under_way_is_hung_up_on() -> None:
         assert future.done() and future.exception() is not None
         server.hold.set()
         assert texts(engine.generate([ASKED], PLAIN)) == [["yes", "yes"]]
+
+
+def endpoint_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "endpoint"]
+
+
+@each_case("hung", [False, True])
+def test_no_thread_is_left_at_the_end(hung: bool) -> None:
+    """One that drops a tensor while the interpreter ends aborts the process."""
+    with engine_at(lambda body, _: chat(body)) as (engine, server):
+        engine.generate([ASKED] * 8, PLAIN)
+        if hung:
+            server.hold.clear()
+            future = engine.submit(ASKED, PLAIN)
+            wait_until(lambda: server.now == 1)
+        engine.close()
+        assert not endpoint_threads()
+        assert not hung or future.done()
+
+
+def test_a_call_that_cannot_be_hung_up_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    connecting, connected = Event(), Event()
+    connect = HTTPConnection.connect
+
+    def slowly(connection: HTTPConnection) -> None:
+        connecting.set()
+        assert connected.wait(HANG_S)
+        connect(connection)
+
+    monkeypatch.setattr(HTTPConnection, "connect", slowly)
+    monkeypatch.setattr(endpoint_engine, "_CLOSE_S", 0.01)
+    with engine_at(lambda body, _: chat(body)) as (engine, server):
+        engine.submit(ASKED, PLAIN)
+        assert connecting.wait(HANG_S)
+        engine.close()
+        [thread] = endpoint_threads()
+        connected.set()
+        thread.join(HANG_S)
+        assert not thread.is_alive() and not server.asked
 
 
 @each_case(
