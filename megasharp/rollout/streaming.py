@@ -139,28 +139,35 @@ class Stream:
 
 
 def answered(
-    stream: Iterable[tuple[int, Asked, Sampled]], who: str, sends: Callable[[GenerateRequest], bool] = lambda _: True
+    stream: Iterable[tuple[int, Asked, Sampled]],
+    who: str,
+    sends: Callable[[GenerateRequest], bool] = lambda _: True,
+    *,
+    greedy_apart: bool = False,
 ) -> Iterator[Ended]:
     """Answer with aborted completions what is refused: one prompt may be at fault.
 
     Raises UserError where `who` turns down all that it was sent, by `sends`. Until something is sampled, refusals are
-    held back: whoever stores answers must not store these.
+    held back: whoever stores answers must not store these. With `greedy_apart` a greedy sample does not count for the
+    others, whose settings `who` may refuse.
     """
-    refused: list[Ended] = []
-    first: NotSampled | None = None
-    sampled = False
+    held_back: dict[bool, list[Ended]] = {}
+    sampled: set[bool] = set()
     for place, (request, sampling), found in stream:
+        greedy = greedy_apart and sampling.temperature == 0.0
         if isinstance(found, NotSampled):
-            first = first or found
-            refused.append((place, [Completion.unsampled(seed, sampling, str(found)) for seed in request.seeds]))
+            unsampled = [Completion.unsampled(seed, sampling, str(found)) for seed in request.seeds]
+            held_back.setdefault(greedy, []).append((place, unsampled))
         else:
-            sampled = sampled or sends(request)
+            sampled |= {greedy} if sends(request) else set()
             yield place, found
-        if sampled:
-            yield from refused
-            refused.clear()
-    if first is not None and not sampled:
-        raise UserError(f"{who} sampled none of {len(refused)} requests; the first: {first}")
+        for kind in (False, True):
+            # Without any greedy sample there is still an evaluation.
+            if kind in sampled or (kind and sampled):
+                yield from held_back.pop(kind, ())
+    if held_back:
+        refused = [one for some in held_back.values() for one in some]
+        raise UserError(f"{who} sampled none of {len(refused)} requests; the first: {refused[0][1][0].cause}")
 
 
 def in_slices(generate: Generate, asked: Iterable[Asked], at_once: float) -> Iterator[Ended]:

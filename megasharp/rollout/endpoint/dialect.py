@@ -2,7 +2,7 @@
 
 `/chat/completions` gets a problem's messages, `/completions` a text or tokens. Every setting of sampling is sent, those
 that cut nothing too: servers such as SGLang and vLLM take what is missing from the model's generation_config.json.
-What a server does not know is left out from then on, as long as it changes nothing that was asked for.
+A field that a server does not know is left out of the calls in which its value changes nothing, and of no others.
 
 A sample's text is the content that the server answers. Of a thinking model whose server keeps the thoughts apart, it is
 thoughts and content, as the model wrote them: `<think>`, the thoughts, `</think>`, the content. A refusal is a text,
@@ -21,7 +21,7 @@ import torch
 
 from megasharp.common.records import Completion, FinishReason, GenerateRequest, SamplingParams
 from megasharp.rollout.endpoint import Style
-from megasharp.rollout.endpoint.http_calls import Failed
+from megasharp.rollout.endpoint.http_calls import Answer, Failed
 
 Json = Mapping[str, Any]
 
@@ -41,7 +41,10 @@ _SEEDS = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The form of calls that a server takes: path, name of the limit of tokens, and fields that it does not know."""
+    """The form of calls that a server takes: path, name of the limit of tokens, and fields that it does not know.
+
+    An unknown field is sent all the same where its value matters: the server's refusal is what the user must know.
+    """
 
     style: Style
     limit: str = _LIMITS[0]
@@ -54,18 +57,14 @@ class Dialect:
 
     def body(self, model: str, request: GenerateRequest, sampling: SamplingParams) -> Json:
         """The body of a call for all samples of a request; the first one's seed is the server's for all."""
-        sampling = request.under(sampling)
-        fields: dict[str, Any] = {
+        return {
             "model": model,
             **self._prompt(request),
-            self.limit: sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
+            self.limit: request.under(sampling).max_tokens,
             **({"n": len(request.seeds)} if len(request.seeds) > 1 else {}),
-            **({"stop": list(sampling.stop)} if sampling.stop else {}),
-            **self._optional(sampling, request.seeds),
+            **self._settings(sampling),
+            **({} if "seed" in self.unknown else {"seed": request.seeds[0] % _SEEDS}),
         }
-        return {name: value for name, value in fields.items() if name not in self.unknown}
 
     def _prompt(self, request: GenerateRequest) -> Json:
         if self.style == "tokens":
@@ -74,39 +73,56 @@ class Dialect:
             return {"prompt": "\n\n".join(text for _, text in request.turns)}
         return {"messages": [{"role": role, "content": text} for role, text in request.turns]}
 
-    def _optional(self, sampling: SamplingParams, seeds: Sequence[int]) -> Json:
+    def _settings(self, sampling: SamplingParams) -> Json:
         fields: dict[str, Any] = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
             "min_p": sampling.min_p,
             "repetition_penalty": 1.0,
-            "seed": seeds[0] % _SEEDS,
+            **({"stop": list(sampling.stop)} if sampling.stop else {}),
+            **({"logprobs": True if self.style == "chat" else 1} if reports_logprobs(sampling) else {}),
         }
-        if reports_logprobs(sampling):
-            fields["logprobs"] = True if self.style == "chat" else 1
-        return fields
+        left_out = self.unknown & _spare(sampling)
+        return {name: value for name, value in fields.items() if name not in left_out}
 
-    def without(self, message: str, sampling: SamplingParams) -> Dialect | None:
-        """Return what to send instead to a server that refused this with `message`; None where nothing can go."""
-        words = set(re.findall(r"\w+", message))
-        if set(_LIMITS) & words and self.limit == _LIMITS[0] and _LIMITS[1] in words:
+    def _sent(self, sampling: SamplingParams) -> set[str]:
+        return {*self._settings(sampling), *({"seed"} - self.unknown)}
+
+    def refused(self, answer: Answer, sampling: SamplingParams) -> set[str]:
+        """Return the fields of a call that a refusal names: as its `param`, or else in its message."""
+        sent = self._sent(sampling)
+        return sent & _words(answer.param) or sent & _words(answer.message)
+
+    def without(self, answer: Answer, sampling: SamplingParams) -> Dialect | None:
+        """Return what to send instead to a server that refused this; None where nothing can go."""
+        words = _words(answer.message)
+        if self.limit == _LIMITS[0] and _LIMITS[1] in words:
             return replace(self, limit=_LIMITS[1])
-        spare = self._spare(sampling) - self.unknown
-        named = spare & words
-        # Some say only that a field is not permitted: once, all that can go does.
-        dropped = named or (spare if _UNNAMED.search(message) else frozenset())
+        named, spare = self.refused(answer, sampling), self._sent(sampling) & _spare(sampling)
+        dropped = named & spare
+        # Some say only that a field is not permitted: then first those go that OpenAI does not have.
+        if not named and not words & {*_LIMITS} and _UNNAMED.search(answer.message):
+            dropped = spare & _NOT_OPENAIS or spare
         return replace(self, unknown=self.unknown | dropped) if dropped else None
 
-    def _spare(self, sampling: SamplingParams) -> frozenset[str]:
-        """The fields that change nothing that was asked for."""
-        off = {
-            "top_p": sampling.top_p == 1.0,
-            "top_k": not sampling.top_k,
-            "min_p": not sampling.min_p,
-            "temperature": sampling.temperature == 1.0,
-        }
-        return frozenset({"repetition_penalty", "seed", "logprobs"} | {name for name, is_off in off.items() if is_off})
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text))
 
 
+def _spare(sampling: SamplingParams) -> frozenset[str]:
+    """The fields that change nothing that was asked for."""
+    off = {
+        "top_p": sampling.top_p == 1.0,
+        "top_k": not sampling.top_k,
+        "min_p": not sampling.min_p,
+        "temperature": sampling.temperature == 1.0,
+    }
+    return frozenset({"repetition_penalty", "seed", "logprobs"} | {name for name, is_off in off.items() if is_off})
+
+
+_NOT_OPENAIS = frozenset({"top_k", "min_p", "repetition_penalty"})
 _UNNAMED = re.compile(r"extra|unrecogni[sz]ed|unknown|unexpected|not permitted|unsupported", re.IGNORECASE)
 
 

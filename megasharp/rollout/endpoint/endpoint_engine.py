@@ -167,6 +167,9 @@ class EndpointEngine:
         self._last_answer = time.monotonic()
         self._not_before = 0.0
         self._limited = 0
+        self._answered: set[SamplingParams] = set()
+        # The server's words on temperature 0, where it refuses that.
+        self._no_greedy = ""
         self.filtered = self._uncounted = 0
 
     @property
@@ -181,7 +184,7 @@ class EndpointEngine:
 
     @property
     def unknown(self) -> Sequence[str]:
-        """The fields that the server has refused, by name; they changed nothing that was asked for."""
+        """The fields that the server has refused, by name; they are left out where they change nothing."""
         return sorted(self._dialect.unknown)
 
     def remarks(self) -> Iterator[str]:
@@ -189,7 +192,9 @@ class EndpointEngine:
         where = self._server.address
         if self.unknown:
             seedless = "; samples have no seeds" if "seed" in self.unknown else ""
-            yield f"{where} does not take {', '.join(self.unknown)}, which it was sent no more{seedless}"
+            yield f"{where} does not take {', '.join(self.unknown)}: left out where that changes nothing{seedless}"
+        if self._no_greedy:
+            yield f"{where} refuses temperature 0, so there are no greedy figures: {self._no_greedy}"
         if self.filtered:
             yield f"{where}: its content filter cut {self.filtered} samples; they are judged as they stand"
         if self._uncounted:
@@ -232,7 +237,7 @@ class EndpointEngine:
         """
         parts = _Parts(asked, self._settings.samples_per_call)
         with Stream(self, parts, at_once, lambda: None) as stream:
-            yield parts.whole(answered(stream, str(self._server.address)))
+            yield parts.whole(answered(stream, str(self._server.address), greedy_apart=True))
 
     def submit(self, request: GenerateRequest, sampling: SamplingParams) -> Future[list[Completion]]:
         """Sample one request in one call; returns at once. The future raises what `generate` does, or NotSampled."""
@@ -274,13 +279,15 @@ class EndpointEngine:
         most = self._settings.patience.failures
         while True:
             self._wait(call, self._not_before - time.monotonic())
+            if self._no_greedy and job.sampling.temperature == 0.0:
+                raise NotSampled(f"the server refuses it: {self._no_greedy}")
             dialect, late = self._dialect, False
             try:
                 body = dialect.body(self._settings.model, job.request, job.sampling)
                 answer = self._server.ask(dialect.path, body, self._settings.patience.limit_s, call)
                 if answer.status == 200:
                     found = completions(answer.json(), seeds, job.sampling)
-                    return self._taken(found)
+                    return self._taken(found, job.sampling)
                 if self._goes_on(answer, dialect, job.sampling):
                     continue
                 reason, wait_s = f"status {answer.status}: {answer.message}", answer.retry_after_s
@@ -296,8 +303,9 @@ class EndpointEngine:
                 raise RunFailed(f"{self._server.address}: {tried}; nothing else was answered meanwhile; {_REMEDY}")
             self._wait(call, wait_s if wait_s is not None else self._pause(tries))
 
-    def _taken(self, found: list[Completion]) -> list[Completion]:
+    def _taken(self, found: list[Completion], sampling: SamplingParams) -> list[Completion]:
         with self._lock:
+            self._answered.add(sampling)
             self._last_answer = time.monotonic()
             self._limited = 0
             self.filtered += sum(bool(one.cause) for one in found)
@@ -316,22 +324,40 @@ class EndpointEngine:
                 f"{answer.retry_after_s:g} s; {_REMEDY}"
             )
         if answer.status in _REFUSALS:
-            changed = dialect.without(answer.message, sampling)
-            if changed is not None:
-                with self._lock:
-                    # Another thread may have learned more meanwhile.
-                    self._dialect = Dialect(
-                        changed.style,
-                        max(changed.limit, self._dialect.limit, key=len),
-                        changed.unknown | self._dialect.unknown,
-                    )
-                return True
-            raise NotSampled(f"the server refuses it: {answer.message}")
+            if dialect == self._dialect:
+                self._learn(answer, dialect, sampling)
+            # Another thread may have learned more meanwhile.
+            return True
         if answer.status == 429 and _NO_MONEY not in answer.text:
             return self._held_back(answer)
         if _NO_MONEY in answer.text or (answer.status not in _AGAIN and answer.status < 500):
             raise UserError(f"{self._server.address}: status {answer.status}: {answer.message}")
         return False
+
+    def _learn(self, answer: Answer, dialect: Dialect, sampling: SamplingParams) -> None:
+        """Take from a refusal what is to be sent otherwise.
+
+        Raises UserError where the server refuses a setting that was asked for, NotSampled where the request is at
+        fault: others with these settings were answered.
+        """
+        refused = NotSampled(f"the server refuses it: {answer.message}")
+        if sampling in self._answered:
+            raise refused
+        changed = dialect.without(answer, sampling)
+        if changed is not None:
+            with self._lock:
+                self._dialect = Dialect(
+                    changed.style,
+                    max(changed.limit, self._dialect.limit, key=len),
+                    changed.unknown | self._dialect.unknown,
+                )
+            return
+        named = dialect.refused(answer, sampling)
+        if sampling.temperature == 0.0 and "temperature" in named:
+            self._no_greedy = answer.message
+        elif named:
+            raise UserError(f"{self._server.address} refuses {', '.join(sorted(named))}: {answer.message}")
+        raise refused
 
     def _held_back(self, answer: Answer) -> bool:
         """Hold back all calls for as long as the server asks, or for waits that double. Raises RunFailed in the end."""

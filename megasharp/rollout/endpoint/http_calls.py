@@ -67,6 +67,13 @@ class Answer:
             body = inner
         return " ".join(str(body or self.text).split())[:400] or "no message"
 
+    @property
+    def param(self) -> str:
+        """The field that an error is about, where the server says it apart from its message; else empty."""
+        with suppress(ValueError, RecursionError, KeyError, TypeError):
+            return str(json.loads(self.text)["error"]["param"] or "")
+        return ""
+
 
 @dataclass(frozen=True, slots=True)
 class Address:

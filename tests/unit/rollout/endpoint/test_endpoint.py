@@ -148,6 +148,82 @@ def test_fields_that_a_server_does_not_know_are_left_out(message: str, lost: set
     assert server.asked[-1][2]["max_tokens"] == 64
 
 
+@each_case(
+    ("field", "sampling"),
+    [
+        ("top_k", SamplingParams(64, top_k=50)),
+        ("min_p", SamplingParams(64, min_p=0.1)),
+        ("top_p", SamplingParams(64, top_p=0.9)),
+        ("temperature", SamplingParams(64, 0.6)),
+        ("stop", SamplingParams(64, stop=("Q:",))),
+    ],
+)
+@each_case("named", [True, False])
+def test_a_setting_that_was_asked_for_is_never_left_out(field: str, sampling: SamplingParams, named: bool) -> None:
+    """Also after calls in which it changes nothing have been answered without it."""
+    message = f"Unrecognized request argument supplied: {field}" if named else "extra inputs are not permitted"
+
+    def script(body: Json, _: int) -> tuple[int, Json, dict[str, str]]:
+        return error(400, message) if field in body else chat(body)
+
+    with engine_at(script, concurrency=2) as (engine, server):
+        engine.generate([ASKED], PLAIN)
+        with pytest.raises(UserError, match=message):
+            engine.generate([ASKED] * 9, sampling)
+    # A refusal that names it ends the evaluation at once.
+    assert not named or sum(field in body for _, _, body in server.asked) < 9
+
+
+@each_case("named", [True, False])
+def test_settings_that_are_refused_are_no_failures_beside_greedy_samples(named: bool) -> None:
+    message = "Unrecognized request argument supplied: top_k" if named else "extra inputs are not permitted"
+
+    def script(body: Json, _: int) -> tuple[int, Json, dict[str, str]]:
+        return error(400, message) if "top_k" in body else chat(body)
+
+    asked = [(ASKED, SamplingParams(64, 0.0)), (ASKED, SamplingParams(64, top_k=50))]
+    with engine_at(script) as (engine, _):
+        found = []
+        with engine.stream(asked, 1) as ended, pytest.raises(UserError, match=message):
+            found.extend(ended)
+    # What was never sent is not known to be unknown.
+    assert [place for place, _ in found] == [0] and "logprobs" not in engine.unknown
+
+
+@each_case("param", [None, "temperature"])
+def test_greedy_samples_that_a_server_refuses_cost_no_others(param: str | None) -> None:
+    """As models of OpenAI do that think: what else is sent stays, and the server's words are a line."""
+    message = "Unsupported value: 'temperature' does not support 0.0 with this model."
+
+    def script(body: Json, _: int) -> tuple[int, Json, dict[str, str]]:
+        if body["temperature"] == 1.0:
+            return chat(body)
+        return 400, {"error": {"message": f"{message} See seed." if param else message, "param": param}}, {}
+
+    asked = [*[(ASKED, SamplingParams(64, 0.0))] * 9, (ASKED, PLAIN)]
+    with engine_at(script, concurrency=1) as (engine, server):
+        with engine.stream(asked, 1) as ended:
+            found = dict(ended)
+        [line] = engine.remarks()
+    assert [one.text for one in found[9]] == ["yes", "yes"]
+    assert all(one.finish_reason is FinishReason.ABORT for place in range(9) for one in found[place])
+    assert "so there are no greedy figures: Unsupported value: 'temperature'" in line
+    bodies = [body for _, _, body in server.asked]
+    assert [body["temperature"] for body in bodies] == [0.0, 1.0, 1.0]
+    assert all({"seed", "top_p", "logprobs", "top_k"} <= body.keys() for body in bodies[1:])
+
+
+def test_one_prompt_that_is_refused_changes_nothing_for_others() -> None:
+    def script(body: Json, _: int) -> tuple[int, Json, dict[str, str]]:
+        return error(400, "unknown seed in prompt") if body["messages"][0]["content"] == "bad" else chat(body)
+
+    requests = [GenerateRequest((), (1,), turns=(("user", word),)) for word in ("good", "bad", "good")]
+    with engine_at(script, concurrency=1) as (engine, server):
+        found = engine.generate(requests, PLAIN)
+    assert [some[0].finish_reason is FinishReason.ABORT for some in found] == [False, True, False]
+    assert len(server.asked) == 3 and "seed" in server.asked[-1][2]
+
+
 def test_a_limit_by_its_newer_name() -> None:
     message = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
     with engine_at(lambda body, _: error(400, message) if "max_tokens" in body else chat(body)) as (engine, server):
@@ -161,7 +237,7 @@ def test_a_limit_by_its_newer_name() -> None:
         (
             400,
             "top_k: Extra inputs are not permitted",
-            "sampled none of 2 requests; the first: the server refuses it: top_k",
+            "/v1 refuses top_k: top_k: Extra",
         ),
         (401, "bad key k3y", f"bad key .the key. .the key in {KEY_VARIABLE}"),
         (404, "no model tiny", "status 404: no model tiny"),
