@@ -262,6 +262,8 @@ def evaluate(
     An evaluation that was cut off goes on where it stopped. Exit code 75: SIGUSR1 came; what was sampled is kept.
     """
     _check_options(ctx)
+    if stop and not all(stop):
+        raise UserError("eval: --stop holds an empty text, which would end every response at once; leave it out")
     if compare or beside:
         files = [*(compare or []), *(beside or [])]
         status(f"loading PyTorch, then comparing {files[0]} with {files[-1]}")

@@ -28,7 +28,7 @@ from megasharp.config.core import validate
 from megasharp.config.hub import hub_model, model_place
 from megasharp.config.rollout import SyncConfig
 from megasharp.config.run_config import RunConfig
-from megasharp.convert.hf_folder import HFReader
+from megasharp.convert.hf_folder import HFReader, read_config
 from megasharp.convert.model_folder import CONFIG_FILE, model_folder
 from megasharp.evals.probe import FOLDER, Scorer, probe, read_responses, sample_responses, step_file, write_responses
 from megasharp.evals.suites import Suite, load_suite
@@ -75,6 +75,11 @@ class Measured:
     step: int | None
     place: Path
 
+    @property
+    def positions(self) -> int:
+        """Tokens that a prompt and its response may have. Raises UserError for a model that is not supported."""
+        return read_config(model_folder(self.weights).description)[2].max_positions
+
 
 @dataclass(frozen=True, slots=True)
 class Subject:
@@ -82,7 +87,8 @@ class Subject:
 
     `label` and `step` name it in results, `place` is their folder below evals/, and `name` stands for `CHECKPOINT`.
     `identity` is what samples depend on. `engine` opens an engine with it, whose logs go to a folder. Without a
-    `tokenizer` the engine reads messages. `check` refuses suites whose prompts it cannot be asked.
+    `tokenizer` the engine reads messages. `check` refuses suites whose prompts it cannot be asked. `positions` is how
+    many tokens a prompt and its response may have, where that is known.
     """
 
     label: str
@@ -93,6 +99,15 @@ class Subject:
     engine: Callable[[Path], AbstractContextManager[Engine]]
     tokenizer: TextTokenizer | None
     check: Callable[[Sequence[Suite]], None]
+    positions: int | None = None
+
+    def check_length(self, max_tokens: int) -> None:
+        """Raise UserError for responses that leave no room for a prompt."""
+        if self.positions is not None and max_tokens >= self.positions:
+            raise UserError(
+                f"eval: responses of {max_tokens} tokens leave no room for a prompt in the {self.positions} positions "
+                f"of {self.label}; lower --max-tokens"
+            )
 
 
 class Sampler:

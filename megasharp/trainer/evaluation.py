@@ -195,7 +195,8 @@ def _subject(asked: Asked, source: Path | None, bos: bool | None, note: Say) -> 
             with opened as made:
                 yield made
 
-    return Subject(model.label, model.step, model.place, weights.name, identity, engine, tokenizer, check)
+    room = model.positions
+    return Subject(model.label, model.step, model.place, weights.name, identity, engine, tokenizer, check, room)
 
 
 def read_as(rule: AnswerRule, own: RewardConfig) -> RewardConfig:
@@ -286,6 +287,7 @@ class _Evaluation:
             for group in groups:
                 self._subject.check([each.suite for each in group.evaluations])
                 for each in group.evaluations:
+                    self._subject.check_length(each.sampling.max_tokens)
                     if self._done(each) is None:
                         self._keeping.open(self._folder(each), self._setting(each))
 

@@ -361,7 +361,7 @@ class InProcessEngine:
         for network, which in ((self._policy, "model's"), (self._memory, "memory network's")):
             if network and len(tokens) + max_tokens > network.max_positions:
                 raise UserError(
-                    f"a prompt of {len(tokens)} tokens and sampling.max_tokens {max_tokens} exceed the {which} "
+                    f"a prompt of {len(tokens)} tokens and max_tokens {max_tokens} exceed the {which} "
                     f"max_position_embeddings {network.max_positions}; shorten one of them"
                 )
         if not 0 <= min(tokens) <= max(tokens) < self._policy.vocab:

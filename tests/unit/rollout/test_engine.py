@@ -172,7 +172,7 @@ def test_close_frees_and_refuses(make_model: MakeModel) -> None:
     ("tokens", "sampling", "message"),
     [
         ((), SAMPLING, "a prompt is empty"),
-        ((1,) * 39, SAMPLING, "39 tokens and sampling.max_tokens 10 exceed .* 48"),
+        ((1,) * 39, SAMPLING, "39 tokens and max_tokens 10 exceed .* 48"),
         ((1,) * 60, SAMPLING, "max_position_embeddings 48"),
         ((1, 23), SAMPLING, "vocabulary has 23"),
         ((1, -1), SAMPLING, "vocabulary has 23"),

@@ -12,8 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cases import each_case
 from waiting import HANG_S
 
+from megasharp.cli.main import app
 from megasharp.common.errors import UserError
 from megasharp.common.files import held
 from megasharp.common.signals import save_kept_from_children
@@ -67,6 +69,26 @@ def test_a_warning_at_the_start_ends_an_evaluation_in_one_line(tmp_path: Path) -
         "SIGUSR1 (time is nearly up): nothing of the present suite is sampled yet; the same command goes on" in errors
     )
     assert "Traceback" not in errors and not (tmp_path / "out").exists()
+
+
+@each_case(
+    ("option", "value", "said"),
+    [
+        ("--stop", "", "eval: --stop holds an empty text"),
+        (
+            "--max-tokens",
+            "64",
+            "eval: responses of 64 tokens leave no room .* the 64 positions of base; lower --max",
+        ),
+    ],
+)
+def test_mistakes_are_said_by_the_option_s_name_before_all_else(
+    option: str, value: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["eval", str(BASE), "--suite", "countdown_dev", "--n", "1", "--out", str(tmp_path / "out"), option, value]
+    with pytest.raises(UserError, match=said):
+        app(line, standalone_mode=False)
+    assert capsys.readouterr() == ("", "")
 
 
 def in_process(
