@@ -256,8 +256,15 @@ def test_refusals_are_one_line_without_the_key(status: int, message: str, said: 
 
 
 def test_one_prompt_that_always_fails_is_not_sampled_and_the_others_are() -> None:
+    good = Semaphore(0)
+
     def script(body: Json, _: int) -> tuple[int, Json, dict[str, str]]:
-        return error(500, "poison") if body["messages"][0]["content"] == "bad" else chat(body)
+        if body["messages"][0]["content"] == "bad":
+            # Before it fails for the last time another one has been answered.
+            assert all(good.acquire(timeout=HANG_S) for _ in range(2))
+            return error(500, "poison")
+        good.release()
+        return chat(body)
 
     requests = [GenerateRequest((), (1,), turns=(("user", word),)) for word in ("good", "bad", *["good"] * 20)]
     with engine_at(script, concurrency=2) as (engine, _):
