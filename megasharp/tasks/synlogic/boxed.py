@@ -1,20 +1,22 @@
 """SynLogic's tasks whose prompts ask for a box: letters, names, words in order, numbers.
 
-SynLogic's checkers compare the box's text, or read whole numbers by `int`. Here the text counts, and not what it is
-dressed in: LaTeX's commands for letters, dollar signs, quotes, an article or label before it, a noun behind a number.
+SynLogic's checkers compare the box's text, or read whole numbers by `int`. Here LaTeX's commands of fonts, dollar
+signs and quotes around the text do not count, nor an article or label before it, nor a noun behind a number.
 """
 
 from __future__ import annotations
 
 import re
 
+from megasharp.tasks.extraction import boxes as all_boxes
 from megasharp.tasks.extraction import joined_boxes
-from megasharp.tasks.synlogic.finding import NO_MISTAKE, compared, narrow
+from megasharp.tasks.synlogic.finding import NO_MISTAKE, compared, refuse_choice
 from megasharp.tasks.synlogic.game import Check, Game
 from megasharp.tasks.synlogic.literals import UnreadableError
+from megasharp.tasks.synlogic.plain import without_fonts
 
-# LaTeX's commands for letters, and what leaves a space where it stood.
-_DRESS = re.compile(r"\\(?:(?:text|math)(?:it|bf|rm|sf|tt|up|normal|sc)?|mbox|operatorname|emph)\s*(?=\{)|[{}$]")
+_SIGNS_OF_LATEX = re.compile(r"[{}$]")
+# What leaves a space where it stood.
 _SPACE = re.compile(r"\\[,;:! ]|[\\~]")
 _COMMA = re.compile(r"\s*(?:[,\u3001;]\s*(?:(?:and|&)\s)?|\s(?:and|&)\s)\s*", re.IGNORECASE)
 _SIGNS = "'\"`*()[]\u201c\u201d\u2018\u2019 \t."
@@ -60,6 +62,7 @@ def box(text: str) -> str:
         raise UnreadableError("no box")
     if hedged:
         raise UnreadableError("one box or another")
+    refuse_choice(text, all_boxes(text)[-1].start)
     return found[-1]
 
 
@@ -71,8 +74,8 @@ def boxes(text: str) -> str:
 
 
 def _undressed(text: str) -> str:
-    """A box's text without LaTeX's commands for letters, braces, quotes, bold type and the last full stop."""
-    plain = _SPACE.sub(" ", _DRESS.sub("", narrow(text)))
+    """A box's text without LaTeX's commands of fonts, braces, quotes, bold type and the last full stop."""
+    plain = _SPACE.sub(" ", _SIGNS_OF_LATEX.sub("", without_fonts(text)))
     return " ".join(plain.split()).strip(_SIGNS)
 
 

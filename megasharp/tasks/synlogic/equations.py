@@ -8,7 +8,8 @@ from fractions import Fraction
 from megasharp.common.records import Outcome
 from megasharp.tasks import math
 from megasharp.tasks.arithmetic import NotArithmeticError, parse
-from megasharp.tasks.extraction import CUT, joined_boxes, last_box
+from megasharp.tasks.extraction import CUT, boxes, joined_boxes, last_box
+from megasharp.tasks.synlogic.boxed import box
 from megasharp.tasks.synlogic.finding import last_block, refuse_choice
 from megasharp.tasks.synlogic.game import Check, Finding, Game, GameError
 from megasharp.tasks.synlogic.literals import UnreadableError
@@ -27,7 +28,7 @@ _DEFINED = re.compile(
 
 
 def mathador(game: Game) -> Check:
-    """An expression of exactly the given numbers, by the given operators, that is worth the result.
+    """An expression of exactly the given numbers, by the given operators, that is worth the result: a block or box.
 
     SynLogic's checker compares the expression's value with itself, so that any value passes; its prompt asks for the
     result, and so do we.
@@ -35,34 +36,45 @@ def mathador(game: Game) -> Check:
     numbers, operators, result = sorted(game.wholes("numbers")), set(game.texts("operators")), game.whole("result")
 
     def check(text: str) -> Finding:
-        block = last_block(text)
-        if block is None:
-            raise UnreadableError("no block of code")
+        expression = _block_or_box(text)
         try:
-            form, used = parse(block)
+            form, used = parse(expression)
         except NotArithmeticError as error:
             raise UnreadableError(str(error)) from error
         except ZeroDivisionError:
-            return Finding(block.replace(" ", ""), False)
-        allowed = operators.issuperset(_SIGNS.intersection(block))
+            return Finding(expression.replace(" ", ""), False)
+        allowed = operators.issuperset(_SIGNS.intersection(expression))
         return Finding(form.text, allowed and sorted(used) == numbers and form.value == result)
 
     return check
 
 
+def _block_or_box(text: str) -> str:
+    """The last fenced block, without a box in it, or else the last box. Raises UnreadableError."""
+    block = last_block(text)
+    if block is None:
+        return box(text)
+    for each in boxes(text):
+        refuse_choice(text, each.start)
+    return last_box(block) or block
+
+
 def math_path(game: Game) -> Check:
-    """The equation with a digit for each `?`, between `[[` and `]]`, that holds; all other signs as they were."""
+    """The equation with a digit for each `?`, in `[[` and `]]` or a box, that holds; all other signs as they were."""
     asked = game.text("query_expr").replace(" ", "")
     pattern = re.compile("".join("[0-9]" if sign == "?" else re.escape(sign) for sign in asked))
     if "=" not in asked:
         raise GameError("metadata's 'query_expr' must be an equation")
 
     def check(text: str) -> Finding:
-        written = list(_IN_BRACKETS.finditer(text))
+        written = [(match.start(), match.end(), match[1]) for match in _IN_BRACKETS.finditer(text)]
+        boxed = [each for each in boxes(text) if "=" in each.contents and "[[" not in each.contents]
+        written += [(each.start, each.end, each.contents) for each in boxed]
         if not written:
-            raise UnreadableError("nothing between [[ and ]]")
-        refuse_choice(text, written[-1].start())
-        given = re.sub("[ \"'`]", "", written[-1][1])
+            raise UnreadableError("no equation between [[ and ]] or in a box")
+        start, end, equation = max(written)
+        refuse_choice(text, start, end)
+        given = re.sub("[ \"'`$]", "", equation)
         try:
             values = {_Expression(side).value() for side in given.split("=")} if pattern.fullmatch(given) else set()
         except (UnreadableError, ZeroDivisionError):
@@ -131,7 +143,7 @@ def cryptarithm(game: Game) -> Check:
         written = list(_EQUATION.finditer(text))
         if not written:
             raise UnreadableError("no equation of numbers")
-        refuse_choice(text, written[-1].start())
+        refuse_choice(text, *written[-1].span())
         given = written[-1][0].replace(" ", "")
         return Finding(given, given == reference)
 
@@ -150,6 +162,8 @@ def operation(game: Game) -> Check:
     def check(text: str) -> Finding:
         if joined_boxes(text)[1]:
             raise UnreadableError("one box or another")
+        for each in boxes(text)[-1:]:
+            refuse_choice(text, each.start)
         left, _, right = (last_box(text) or "").rpartition("=")
         verdict = math.verify(f"\\boxed{{{right}}}" if _DEFINED.search(left) else text, gold)
         if verdict.outcome is Outcome.FORMAT:

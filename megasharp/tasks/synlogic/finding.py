@@ -14,11 +14,10 @@ from typing import TypeVar
 from megasharp.tasks.extraction import ending, last_tag
 from megasharp.tasks.synlogic.game import Check, Finding, GameError
 from megasharp.tasks.synlogic.literals import MAX_CHARACTERS, MAX_DEPTH, UnreadableError, read_literal, whole_numbers
+from megasharp.tasks.synlogic.plain import narrow, without_fonts
 
 T = TypeVar("T")
 
-# Full-width signs of East Asian keyboards, and the minus sign.
-_WIDE = {wide: wide - 0xFEE0 for wide in range(0xFF01, 0xFF5F)} | {0x3000: " ", 0x2212: "-"}
 # Answers that say that there is no mistake.
 NO_MISTAKE = re.compile("no|none|no (?:mistakes?|errors?)|all correct|\u65e0\u95ee\u9898|\u65e0\u9519\u8bef")
 
@@ -30,9 +29,9 @@ MAX_LENGTH = 2_000
 
 _FENCE = re.compile(r"```[A-Za-z]*[ \t]*\n?(.*?)```", re.DOTALL)
 _ASSIGNED = re.compile(r"\s*[A-Za-z_]\w*\s*=\s*")
-# A brace or parenthesis that is no part of a value: of a LaTeX command, or a call.
-_AROUND = re.compile(r"\{\s*(?:\\text\s*\{\s*)?[\[({]|\(\s*[\[{]")
-_COMMAS = re.compile(r"\s*(?:[,;\uff0c\u3001]\s*(?:and\s)?|\band\b)?\s*")
+# A bracket that is no part of a value: of a LaTeX command, of displayed mathematics, or of a call.
+_AROUND = re.compile(r"\{\s*[\[({]|\(\s*[\[{]|(?<=\\)[\[(]")
+_COMMAS = re.compile(r"\s*(?:[,;\u3001]\s*(?:and\s)?|\band\b)?\s*")
 _CLOSING = {"]": "[", ")": "(", "}": "{"}
 # Words right before a bracketed value that say what else it is.
 _SOMETHING_ELSE = re.compile(
@@ -40,36 +39,38 @@ _SOMETHING_ELSE = re.compile(
     r"(?:\s+(?:grid|board|matrix|puzzle|list|one|values?))?(?:\s+(?:is|was|being))?\s*[:=]?)[\s*`$]*$",
     re.IGNORECASE,
 )
-# An answer that ends, in a bracket, fence, bold sign or number, and "or" right before another one.
+# An answer that ends, in a bracket, fence, bold sign, number or tag, and "or" right before another one.
+_OR_WORD = r"(?:\bor\b|\\text\{\s*or\s*\}|\u6216)"
 _OR = re.compile(
-    r"(?:[\])}0-9]|```|\*\*)[\s,;.*$`]*(?:\bor|\u6216)\b(?:\s+the answer is\b)?[\s,:*$]*(?:```[A-Za-z]*[ \t]*\n?)?$",
+    rf"(?:[\])}}>0-9\"']|```|\*\*)[\s,;.*$`]*{_OR_WORD}"
+    r"(?:[\s,:*$({\[`]|\\[\[({]|\b(?:maybe|perhaps|possibly|else|even|python|json)\b|\b(?:the answer|it) is\b"
+    r"|\\(?:boxed|fbox|text|mathrm|mathbf)\s*\{?)*$",
     re.IGNORECASE,
 )
+_OR_BEHIND = re.compile(rf"(?:[\s,;.*$`\])}}\"']|\\[\])}}])*{_OR_WORD}", re.IGNORECASE)
 # Signs that end an answer: what follows the last of them is words about it.
 _ENDS = ("]", "}", ")", "```", "**")
 
 
 def final_part(text: str) -> str:
-    """Return the part of a response that a checker reads. Raises UnreadableError where nothing follows the thinking.
+    """Return the part of a response that a checker reads, in ASCII's signs and without fonts around numbers.
 
-    Empty tags are an answer: that there is no mistake, say.
+    Empty tags are an answer: that there is no mistake, say. Raises UnreadableError where nothing follows the thinking.
     """
     after = ending(text).rpartition("</think>")[2]
     tagged = last_tag(after)
     if tagged is None and not after.strip():
         raise UnreadableError("no answer")
-    return after if tagged is None else tagged
+    return without_fonts(narrow(after if tagged is None else tagged), words=False)
 
 
-def refuse_choice(text: str, start: int) -> None:
-    """Raise UnreadableError where "or" and another answer stand right before the one that begins at `start`."""
-    if _OR.search(text, max(start - NEAR, 0), start):
+def refuse_choice(text: str, start: int, end: int | None = None) -> None:
+    """Raise UnreadableError where another answer and "or" stand right before the one that begins at `start`.
+
+    With `end`, its end, also where "or" stands right behind it.
+    """
+    if _OR.search(text, max(start - NEAR, 0), start) or (end is not None and _OR_BEHIND.match(text, end)):
         raise UnreadableError("one answer or another")
-
-
-def narrow(text: str) -> str:
-    """The text with full-width signs as ASCII has them. Example: `narrow("\uff17\uff0c8")` is `7,8`."""
-    return text.translate(_WIDE)
 
 
 def words_after(text: str) -> str:
@@ -80,7 +81,7 @@ def words_after(text: str) -> str:
 
 def compared(reference: str, read: Callable[[str], str], spell: Callable[[str], str]) -> Check:
     """Make a checker that compares the answer that is read with the reference, both spelled alike."""
-    wanted = spell(reference)
+    wanted = spell(narrow(reference))
     if not wanted:
         raise GameError("'answer' must hold the reference answer")
 
@@ -114,6 +115,7 @@ def last_value(text: str, read: Callable[[str], T], *, listed: bool = False) -> 
     it was another one. A bracketed text that is called the input or the given grid, or follows "not", is none.
     `listed`: several of them with commas between them may be a list. Raises UnreadableError where it can read none.
     """
+    text = without_fonts(text)
     block, begin = _block(text)
     if block is not None:
         with suppress(UnreadableError):
@@ -151,7 +153,7 @@ def _rows(text: str) -> list[list[int]]:
     try:
         return whole_numbers(read_literal(text))
     except UnreadableError:
-        bare = re.sub("[\"']", "", text).strip("[]() \n\t")
+        bare = re.sub("[\"']", "", text).strip("[](){} \n\t")
         rows = [row.split() for row in re.split(r"[,;\n]", bare) if row.strip()]
         # One number a row is a list, and the same numbers with commas between them are one too.
         if len(rows) < 2 or any(len(row) < 2 for row in rows):

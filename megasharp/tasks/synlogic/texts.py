@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 
-from megasharp.tasks.extraction import CUT, last_box
+from megasharp.tasks.extraction import CUT, boxes, joined_boxes, last_box
+from megasharp.tasks.synlogic.boxed import box
 from megasharp.tasks.synlogic.finding import (
     MAX_LENGTH,
     NO_MISTAKE,
     compared,
     last_block,
     last_value,
-    narrow,
     refuse_choice,
 )
 from megasharp.tasks.synlogic.game import Check, Finding, Game, GameError, spelled
@@ -24,12 +24,13 @@ from megasharp.tasks.synlogic.literals import (
     whole_numbers,
     words,
 )
+from megasharp.tasks.synlogic.plain import narrow, without_fonts
 
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 # A number with a point; where two decimals follow it and no more, they are a group of their own.
 _DECIMAL = re.compile(rf"(?:(?<![0-9)])-)?[0-9][0-9,]{{0,30}}\.(?:(?P<decimals>[0-9]{{2}})(?![0-9{CUT}])|[0-9]*)")
 _THOUSANDS = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+\.[0-9]*")
-_IN_A_ROW = re.compile(r"(?:[ \t,;/$*&]|\b(?:or|and)\b|\u6216|\u548c)*", re.IGNORECASE)
+_IN_A_ROW = re.compile(r"(?:[ \t,;/$*&]|\band\b|\u548c)*", re.IGNORECASE)
 _NUMBERS = re.compile(r"[0-9]{1,9}(?:(?:\s*[,&\u3001]\s*|\s)(?:and\s|&\s)?[0-9]{1,9})*")
 _EMPTY = frozenset(["", '""', "''", "[]", "\u201c\u201d"])
 _ABOUT_THOUGHTS = re.compile(
@@ -40,8 +41,17 @@ _TRUTHS = re.compile(
     r"|(?P<true>\b(?:yes|true|truth)\b|\u662f?\u771f\u8bdd?|\u662f)"
 )
 _DENIED = re.compile(r"\bnot\b|n't\b", re.IGNORECASE)
-_BOLD = re.compile(r"[\s,\uff0c\u3001]*(?:and\s+)?\*\*([^*]+)\*\*")
-_ANSWER_IS = re.compile(r"(?:the answer is|\u7b54\u6848\u662f)[ :\uff1a=]*", re.IGNORECASE)
+_BOLD = re.compile(r"[\s,\u3001]*(?:and\s+)?\*\*([^*]+)\*\*")
+_ANSWER_IS = re.compile(r"(?:the answer is|\u7b54\u6848\u662f)[ :=]*", re.IGNORECASE)
+# What ends mathematics or bold type around a box, and what is no remark behind it.
+_ENDED = re.compile(r"^(?:[\s.*$]|\\[\])])*")
+_ANOTHER = re.compile(r"[0-9\[\]{}<>]|\((?![a-z])|\b(?:or|not)\b|\u6216", re.IGNORECASE)
+_ONE_FENCE = re.compile(r"```[A-Za-z]*\s((?:(?!```).)*)```", re.DOTALL)
+_STATED_LINE = re.compile(
+    r"(?:(?:so|thus|hence|therefore),? )?(?:the (?:final )?answer is|\u7b54\u6848\u662f)[ :=]*(.*)", re.IGNORECASE
+)
+# Numbers of a list that goes on in the next line.
+_GOES_ON = re.compile(r"(?<=[0-9])[ \t]*,[ \t]*\n\s*(?=[0-9])")
 _FENCE = re.compile(r"\s*`{3,}\w*\s*")
 _SENTENCE = re.compile(r"[^\n.!\u3002]*")
 
@@ -54,22 +64,22 @@ def _whole(text: str) -> str:
 def buggy_tables(game: Game) -> Check:
     """The last number with two decimals, with any text around it, or else the whole final part.
 
-    Of several numbers in a row, `14.50, 5.25` or `14.50 or 5.25`, none is the answer.
+    Of several numbers in a row, as in `14.50, 5.25`, none is the answer.
     """
     return compared(game.answer, lambda text: text[-MAX_CHARACTERS:], _two_decimals)
 
 
 def _two_decimals(text: str) -> str:
-    plain = narrow(text)
-    found = [match for match in _DECIMAL.finditer(plain) if match["decimals"]]
+    found = [match for match in _DECIMAL.finditer(text) if match["decimals"]]
     if not found:
-        return plain.strip()
+        return text.strip()
     # Without commas of thousands; of another list of digits, what follows its last comma.
     numbers = [match[0] for match in found]
     values = [each.replace(",", "") if _THOUSANDS.fullmatch(each) else each.rpartition(",")[2] for each in numbers]
     at = len(found) - 1
-    while at and _IN_A_ROW.fullmatch(plain, found[at - 1].end(), found[at].start()):
+    while at and _IN_A_ROW.fullmatch(text, found[at - 1].end(), found[at].start()):
         at -= 1
+    refuse_choice(text, *found[-1].span())
     return " or ".join(dict.fromkeys(values[at:]))
 
 
@@ -83,20 +93,22 @@ def cipher(game: Game) -> Check:
         return bare[1:-1] if quoted else bare
 
     def read(text: str) -> str:
+        text = without_fonts(text)
         block = last_block(text)
         written = text if block is None else block
         end = written.rfind("]]")
         start = written.rfind("[[", 0, max(end, 0))
         if start < 0:
             raise UnreadableError("nothing between [[ and ]]")
+        refuse_choice(written, start)
         return written[start : end + 2]
 
     return compared(game.answer, read, spell)
 
 
 def dyck_language(game: Game) -> Check:
-    """The whole sequence of brackets, completed; spaces and quotes around it do not count."""
-    return compared(game.text("full_sequence"), lambda text: text, lambda text: re.sub(r"[\s\"'`]", "", text))
+    """The whole sequence of brackets, completed, and nothing else; spaces and quotes around it do not count."""
+    return compared(game.text("full_sequence"), _alone, lambda text: re.sub(r"[\s\"'`]", "", text))
 
 
 def dyck_language_errors(game: Game) -> Check:
@@ -108,7 +120,29 @@ def dyck_language_errors(game: Game) -> Check:
     if not isinstance(valid, bool):
         raise GameError("metadata's 'is_valid' must be true or false")
     reference = "-1" if valid else str(game.whole("first_error_pos"))
-    return compared(reference, narrow, _whole)
+    return compared(reference, _alone, _whole)
+
+
+def _alone(text: str) -> str:
+    """The text itself, or all of it in one fence, or after "the answer is" on its last line, or its last box.
+
+    Bold type, dollar signs and a full stop around it do not count. Raises UnreadableError where another value, "or" or
+    "not" follows the box.
+    """
+    text = without_fonts(text).strip()
+    found, lines = boxes(text), _lines(text)
+    fence, stated = _ONE_FENCE.fullmatch(text), _STATED_LINE.fullmatch(lines[-1].strip()) if lines else None
+    if found:
+        refuse_choice(text, found[-1].start)
+        if _ANOTHER.search(_ENDED.sub("", text[found[-1].end :])):
+            raise UnreadableError("more than a remark follows the box")
+        text = box(text)
+    elif fence:
+        text = fence[1]
+    elif stated:
+        refuse_choice(text, text.rindex(stated[0]) + stated.start(1))
+        text = stated[1]
+    return text.strip("*$ ").removesuffix(".").strip("*$ ")
 
 
 def dyck_language_reasoning_errors(game: Game) -> Check:
@@ -119,7 +153,12 @@ def dyck_language_reasoning_errors(game: Game) -> Check:
     wanted = sorted(set(game.wholes("error_indices"))) if game.field("error_indices") != [] else []
 
     def check(text: str) -> Finding:
+        text = _GOES_ON.sub(", ", text)
         lines = _lines(text)
+        for start in [*(each.start for each in boxes(text)[-1:]), *(text.rindex(line) for line in lines[-1:])]:
+            refuse_choice(text, start)
+        if joined_boxes(text)[1]:
+            raise UnreadableError("one box or another")
         for written in (last_box(text), lines[-1] if lines else text):
             given = None if written is None else _thoughts(written)
             if given is not None:
@@ -135,7 +174,7 @@ def _thoughts(text: str) -> list[int] | None:
         return None
     if "".join(text.split()) in _EMPTY:
         return []
-    plain = " ".join(re.sub("[\"'`]", "", narrow(text)).split()).strip("*$[](){}. ").lower()
+    plain = " ".join(re.sub("[\"'`]", "", without_fonts(text)).split()).strip("*$[](){}. ").lower()
     if NO_MISTAKE.fullmatch(plain):
         return []
     listed = _ABOUT_THOUGHTS.sub(" ", plain).strip(" :")
@@ -169,8 +208,8 @@ def _stated(text: str) -> str:
     """The bold words that follow the last "the answer is", or its sentence; without these words, of the last line."""
     lines = _lines(text)
     places = [match.end() for match in _ANSWER_IS.finditer(text)]
-    if places:
-        refuse_choice(text, places[-1])
+    start = places[-1] if places else text.rindex(lines[-1]) if lines else 0
+    refuse_choice(text, start, start)
     said = text[places[-1] :] if places else lines[-1] if lines else ""
     bold: list[str] = []
     at = 0 if places else max(said.find("**"), 0)
@@ -197,7 +236,7 @@ def time_sequence(game: Game) -> Check:
             raise GameError("metadata's 'records' must hold 'answers' with 'answer_maxLen' and 'answer_nums'")
 
     def check(text: str) -> Finding:
-        given = last_value(text.replace("\uff0c", ","), lambda written: whole_numbers([read_literal(written)])[0])
+        given = last_value(text, lambda written: whole_numbers([read_literal(written)])[0])
         return Finding(" ".join(map(str, given)), given == wanted)
 
     return check
@@ -223,7 +262,7 @@ def _owners(value: Literal) -> dict[str, str]:
 
 def _literal(text: str, name: str) -> Literal:
     try:
-        return read_literal(text)
+        return read_literal(narrow(text))
     except UnreadableError as error:
         raise GameError(f"{name!r} cannot be read ({error})") from error
 

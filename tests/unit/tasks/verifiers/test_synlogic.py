@@ -60,6 +60,14 @@ def test_an_answer_in_tags_after_thinking_is_judged_alike(answer: SynLogicAnswer
             assert verify(f"<think>{text}</think>", answer).outcome is Outcome.FORMAT
 
 
+@each_case(("answer", "responses"), GAMES, ids=[answer.task for answer, _ in GAMES])
+def test_full_width_digits_and_signs_count_as_those_of_ascii(answer: SynLogicAnswer, responses: dict[str, Any]) -> None:
+    wide = {ord(sign): ord(sign) + 0xFEE0 for sign in "0123456789,+-=()"}
+    for kind in OUTCOMES:
+        for text in responses.get(kind, []):
+            assert verify(text.translate(wide), answer).reward == float(kind == "right"), text
+
+
 def test_published_verifiers_give_the_same_verdicts() -> None:
     """On a sample that `tools/compare_with_synlogic.py` wrote, where both agreed: none of these games is by hand."""
     lines = AGREED.read_text(encoding="utf-8").splitlines()
