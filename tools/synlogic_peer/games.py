@@ -56,6 +56,12 @@ def _stars(data: Data) -> Iterator[dict[str, list[tuple[int, int]]]]:
     yield stars
 
 
+def _first_error(data: Data) -> Iterator[int]:
+    """None for a broken sequence whose first error the generator does not know: its answer is the text `None`."""
+    place = -1 if data["metadata"]["is_valid"] else data["metadata"]["first_error_pos"]
+    yield from [] if place is None else [place]
+
+
 def _wrong_thoughts(data: Data) -> Iterator[list[str]]:
     yield [str(each) for each in data["metadata"]["error_indices"]]
 
@@ -66,7 +72,7 @@ SOURCES: dict[str, tuple[str, dict[str, Any], Callable[[Data], Iterator[Any]]]] 
     "boolean_expressions": ("BooleanExpressions", {}, _listed),
     "campsite": ("Campsite", {}, _field("solution")),
     "dyck_language": ("DyckLanguage", {}, _text),
-    "dyck_language_errors": ("DyckLanguageErrors", {}, _number),
+    "dyck_language_errors": ("DyckLanguageErrors", {}, _first_error),
     "dyck_language_reasoning_errors": ("DyckLanguageReasoningErrors", {}, _wrong_thoughts),
     "goods_exchange": ("GoodsExchange", {}, _literal),
     "kukurasu": (

@@ -30,10 +30,10 @@ def _changes(value: Any) -> list[Callable[[Any, random.Random], Any]]:
     if isinstance(value, int):
         return [_off_by_one, _another_digit, _sign_changed, _ten_times]
     if isinstance(value, str):
-        return [_sign_replaced, _two_signs_swapped, _digit_changed, _sign_dropped, _sign_doubled]
+        return [_sign_replaced, _two_signs_swapped, _digit_changed, _one_dropped, _sign_doubled]
     if value and isinstance(value[0], list | tuple):
-        return [_cell_changed, _cells_swapped, _rows_swapped, _cell_off_by_one, _row_dropped, _transposed]
-    return [_part_dropped, _parts_swapped, _part_changed, _part_added]
+        return [_cell_changed, _cells_swapped, _rows_swapped, _cell_off_by_one, _one_dropped, _transposed]
+    return [_one_dropped, _parts_swapped, _part_changed, _part_added]
 
 
 def _listed(value: Any) -> Rows:
@@ -82,8 +82,9 @@ def _cell_off_by_one(value: Any, rng: random.Random) -> Any:
     return _like(rows, value)
 
 
-def _row_dropped(value: Any, rng: random.Random) -> Any:
-    at = rng.randrange(len(value))
+def _one_dropped(value: Any, rng: random.Random) -> Any:
+    """A row, part or sign less."""
+    at = rng.randrange(len(value) or 1)
     return value[:at] + value[at + 1 :] if len(value) > 1 else None
 
 
@@ -158,19 +159,9 @@ def _digit_changed(value: str, rng: random.Random) -> Any:
     return value[:at] + str((int(value[at]) + rng.choice([1, 9])) % 10) + value[at + 1 :]
 
 
-def _sign_dropped(value: str, rng: random.Random) -> Any:
-    at = rng.randrange(len(value))
-    return value[:at] + value[at + 1 :] if len(value) > 1 else None
-
-
 def _sign_doubled(value: str, rng: random.Random) -> str:
     at = rng.randrange(len(value))
     return value[:at] + value[at] + value[at:]
-
-
-def _part_dropped(value: list[Any], rng: random.Random) -> Any:
-    at = rng.randrange(len(value) or 1)
-    return value[:at] + value[at + 1 :] if len(value) > 1 else None
 
 
 def _parts_swapped(value: list[Any], rng: random.Random) -> Any:

@@ -35,11 +35,11 @@ def digits(query: str, tries: int = 2_000) -> Iterator[str]:
     for some in islice(product("123456789", repeat=blanks), tries):
         text = query.replace("?", "{}").format(*some)
         left, _, right = text.partition("=")
-        if _value(left) == _value(right) is not None:
+        if value_of(left) == value_of(right) is not None:
             yield text
 
 
-def _value(text: str) -> Fraction | None:
+def value_of(text: str) -> Fraction | None:
     """The value of digits, signs and parentheses, none where something is divided by zero."""
     if not re.fullmatch(r"[0-9+*/%() -]+", text):
         return None

@@ -74,8 +74,9 @@ def refuse_choice(text: str, start: int, end: int | None = None) -> None:
 
 
 def words_after(text: str) -> str:
-    """Return the text behind the last bracket, brace, fence or bold sign; empty where there is none of these."""
+    """Return the text behind the last bracket, brace, fence or bold sign, or else the last digit; empty without any."""
     ends = [text.rfind(sign) + len(sign) for sign in _ENDS if sign in text]
+    ends = ends or [text.rfind(digit) + 1 for digit in "0123456789" if digit in text]
     return text[max(ends) :] if ends else ""
 
 

@@ -34,7 +34,7 @@ _IN_A_ROW = re.compile(r"(?:[ \t,;/$*&]|\band\b|\u548c)*", re.IGNORECASE)
 _NUMBERS = re.compile(r"[0-9]{1,9}(?:(?:\s*[,&\u3001]\s*|\s)(?:and\s|&\s)?[0-9]{1,9})*")
 _EMPTY = frozenset(["", '""', "''", "[]", "\u201c\u201d"])
 _ABOUT_THOUGHTS = re.compile(
-    r"\b(?:the|answer|is|are|in|at|mistakes?|errors?|thoughts?|steps?|numbers?)\b|\u7b54\u6848|\u662f|\u9519\u8bef|\u601d\u7ef4|\u6b65\u9aa4"
+    r"\b(?:the|my|answer|is|are|in|at|mistakes?|errors?|thoughts?|steps?|numbers?)\b|\u7b54\u6848|\u662f|\u9519\u8bef|\u601d\u7ef4|\u6b65\u9aa4"
 )
 _TRUTHS = re.compile(
     r"(?P<false>\b(?:no|false|lies?)\b|\u5426|\u4e0d\u662f|\u662f?(?:\u5047\u8bdd?|\u8c0e\u8bdd))"
@@ -153,7 +153,8 @@ def dyck_language_reasoning_errors(game: Game) -> Check:
     wanted = sorted(set(game.wholes("error_indices"))) if game.field("error_indices") != [] else []
 
     def check(text: str) -> Finding:
-        text = _GOES_ON.sub(", ", text)
+        fence = _ONE_FENCE.fullmatch(text.strip())
+        text = _GOES_ON.sub(", ", fence[1] if fence else text)
         lines = _lines(text)
         for start in [*(each.start for each in boxes(text)[-1:]), *(text.rindex(line) for line in lines[-1:])]:
             refuse_choice(text, start)
@@ -177,7 +178,7 @@ def _thoughts(text: str) -> list[int] | None:
     plain = " ".join(re.sub("[\"'`]", "", without_fonts(text)).split()).strip("*$[](){}. ").lower()
     if NO_MISTAKE.fullmatch(plain):
         return []
-    listed = _ABOUT_THOUGHTS.sub(" ", plain).strip(" :")
+    listed = _ABOUT_THOUGHTS.sub(" ", plain).strip(" :=")
     return sorted({int(each) for each in re.findall("[0-9]+", listed)}) if _NUMBERS.fullmatch(listed) else None
 
 
