@@ -190,7 +190,10 @@ REASONS = (
         STRICTER,
         "Theirs lets math-verify find a number anywhere and compares six digits; here it must be in the box that the "
         'prompt asks for or after "the answer is", and of two decimals one must round the other.',
-        _any(_is_near, _changed("a bare fence", "a fence on one line", "no form around it", tasks=("operation",))),
+        _any(
+            _is_near,
+            _changed("a bare fence", "a fence on one line", "no form around it", "an order", tasks=("operation",)),
+        ),
     ),
     Reason(
         "tags not closed",
