@@ -26,12 +26,22 @@ _BETWEEN = re.compile(
 )
 # Boxes with nothing in them: they fill no place of an answer.
 _EMPTY = re.compile(r"(?:\s|\\(?:ldots|dots|cdots|quad|text\{\s*\}|[,;! ])|\.\.\.|\?|_|[$~])*")
+# "The answer should be 8" states an answer, "should be a positive integer" tells of it: only a number, a formula, a
+# letter or "yes" and its kind may follow, and end the sentence or be given a reason.
+_BE = (
+    r"(?:(?:should|would|must|has to|appears to|seems to) be)(?=[ \t*:]*"
+    r"(?:\$[^$\n]{1,200}\$|\\\([^\n]{1,200}?\\\)"
+    r"|[(\[]?(?:[A-Z]|-?\\?\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?|yes|no|true|false)[)\]]?)"
+    r"[*\"]*(?:[ \t]*$|[.!](?:\s|$|[*\"])|\s(?:because|since|as)\b))"
+)
 # "The answer is" in the languages in which models answer; and a heading of that one word.
 _WORDS = (
-    r"\banswer (?:is|equals)|\banswer:|####|^[#*\s]{1,8}(?:final )?answer[*:]*(?=[ \t]*(?:\n|\$))",
+    rf"\banswer (?:is|equals|{_BE})|\banswer:|####|"
+    r"^[#*\s]{1,8}(?:final )?answer[*:]*(?=[ \t]*(?:\n|\$))",
     "答案(?:是|为|\uff1a|:)|答え(?:は|\uff1a|:)",
-    r"\bla respuesta (?:final )?es|\brespuesta:|\ba resposta (?:final )?é|\bresposta:",
-    r"\bla réponse (?:finale )?est|\bréponse\s?:|\bdie Antwort (?:ist|lautet)|\bAntwort:",
+    r"\bla respuesta (?:final |correcta )?es|\brespuesta:|\ba resposta (?:final |correta )?é|\bresposta:",
+    r"\bla (?:bonne )?réponse (?:finale |correcte )?est|\bréponse\s?:",
+    r"\bdie (?:richtige |korrekte )?Antwort (?:ist|lautet)|\bAntwort:",
     "\\b\u041e\u0442\u0432\u0435\u0442:",
 )
 _MARKER = rf"(?:{'|'.join(_WORDS)})"
@@ -52,6 +62,17 @@ _HINT = re.compile(
     + "|####|答案|答え"
 )
 _BEFORE_HINT = 16
+# "If x were even, the answer would be 8" states nothing.
+_BE_SAID = re.compile(r"answer (?!is|equals)\w+ (?:to )?be\b", re.IGNORECASE)
+_CONDITION = re.compile(r"\b(?:if|unless|otherwise|without|whether|suppose|assum\w+|thinks?|says?)\b", re.IGNORECASE)
+# Right before a statement: "It is not true that", "I do not think that".
+_DENIAL = re.compile(
+    r"(?:\b(?:not true|false|not the case)\s+that|\b(?:not|cannot)\s+(?:think|believe|say|conclude|agree)(?:\s+that)?"
+    r"|n't\s+(?:think|believe|say|conclude|agree)(?:\s+that)?)(?:\s+the)?(?:\s+(?:correct|right|final|best))?\s+$",
+    re.IGNORECASE,
+)
+# A statement may stand between quotes of which one is before it.
+_CLOSED_QUOTE = re.compile(r"[\"\u201d](?=[.!]?[\s*]*$)")
 # Displayed mathematics goes on with its line: "The answer is: \[5\]".
 _DISPLAYED = re.compile(r"(?<!\s)\s*(?:\\\[\s*([^\n]{1,400}?)\s*\\\]|\$\$\s*([^\n$]{1,400}?)\s*\$\$)")
 
@@ -60,7 +81,8 @@ _LINE = re.compile(r"\banswer\s*:[\s*]*([^\n]+)", re.IGNORECASE)
 # Where a base model goes on with another turn, or with a problem that it makes up.
 _NEXT = re.compile(
     r"<\|(?:im_end|im_start|endoftext|eot_id|end_of_text)\|>"
-    r"|^[#* \t]{0,8}(?:(?:human|user|question|q)\s?\d{0,3}[*\s]*[:\uff1a]|(?:problem|exercise|question)\s+\d{1,3}\b)",
+    r"|^[#* \t]{0,8}(?:(?:human|user|question|problem|exercise|instruction|q)\s?\d{0,3}[*\s]*[:\uff1a]"
+    r"|(?:problem|exercise|question)\s+\d{1,3}\b)",
     re.IGNORECASE | re.MULTILINE,
 )
 
@@ -70,16 +92,18 @@ def ending(text: str) -> str:
     return text[-MAX_CHARACTERS:]
 
 
-def own_part(text: str) -> str:
+def own_part(text: str, answers: re.Pattern[str] | None = None) -> str:
     """Return a response up to where, after an answer, it goes on with another turn or another problem.
 
-    Base models do so: "The answer is 15.\\n\\nQuestion: ...". Only the end of a response is searched and returned.
+    Base models do so: "The answer is 15.\\n\\nQuestion: ...". Only the end of a response is searched and returned. What
+    matches `answers` is an answer beside boxes and statements.
     """
     text = ending(text)
     marks = list(_NEXT.finditer(text))
     if not marks:
         return text
-    ends = [box.end for box in boxes(text)[:1]] + [each.end() for each in [_STATED.search(text)] if each]
+    said = [_STATED.search(text), answers.search(text) if answers else None]
+    ends = [box.end for box in boxes(text)[:1]] + [each.end() for each in said if each]
     first = min(ends, default=len(text))
     return next((text[: mark.start()] for mark in marks if mark.start() >= first), text)
 
@@ -197,8 +221,23 @@ def statements(text: str) -> list[tuple[str, int]]:
         match = next(filter(None, (_STATED.match(text, start) for start in starts)), None)
         if match is not None:
             end = match.end()
-            found.append((match[1], match.start(1)))
+            before = _sentence_before(text, match.start())
+            supposed = _BE_SAID.match(match[0]) and _CONDITION.search(before)
+            if not supposed and not _DENIAL.search(before):
+                found.append((_unquoted(match[1]), match.start(1)))
     return [(each, start) for each, start in found if each.strip(" \t*")]
+
+
+def _sentence_before(text: str, end: int) -> str:
+    """The part of a sentence before a place, of a bounded length."""
+    before = text[max(end - 300, 0) : end]
+    return before[max(before.rfind(mark) for mark in ".!?\n") + 1 :]
+
+
+def _unquoted(said: str) -> str:
+    """A statement without a quote at its end that was opened before it."""
+    marks = said.count('"') % 2 or said.count("\u201d") > said.count("\u201c")
+    return _CLOSED_QUOTE.sub("", said) if marks else said
 
 
 def last_stated(text: str) -> str | None:

@@ -92,6 +92,13 @@ def test_the_last_tags(text: str, inside: str | None) -> None:
         (r"The answer is: \[5\]", "$5$"),
         ("The answer is:\n\\[\n5\n\\]", "$5$"),
         ("The answer is\n\n$$\n5\n$$ or so", "$5$ or so"),
+        ('I write "The answer is: 5"', "5"),
+        ('The answer is "5"', '"5"'),
+        ("Thus the answer should be $x+1$.", "$x+1$."),
+        ("The answer is 5. The answer must be an integer.", "5. The answer must be an integer."),
+        ("The answer is 5.\nThe answer must be 3 digits long.", "5."),
+        ("If x were odd, the answer would be 5.", None),
+        ("Without the limit the answer would be 5, which is wrong.", None),
     ],
 )
 def test_what_is_stated(text: str, stated: str | None) -> None:
@@ -104,7 +111,10 @@ def test_what_is_stated(text: str, stated: str | None) -> None:
         ("The answer is 15.\n\nQuestion: Max reads 4.\nAnswer: 4", "The answer is 15.\n\n"),
         ("\\boxed{8}\n<|im_end|>\n<|im_start|>user\n\\boxed{4}", "\\boxed{8}\n"),
         ("\\boxed{8}\n\n### Problem 2\n\\boxed{4}", "\\boxed{8}\n\n"),
+        ("The answer is 5.\n\n**Problem:** Find 3+9.\nThe answer is 12.", "The answer is 5.\n\n"),
+        ("The answer is 5.\n\n### Instruction:\nFind 3+9.", "The answer is 5.\n\n"),
         # Before an answer it is the problem, said again.
+        ("Problem: two of it?\nThe answer is 8.", "Problem: two of it?\nThe answer is 8."),
         ("Question: two of it?\n\\boxed{8}", "Question: two of it?\n\\boxed{8}"),
         ("\\boxed{8}. No problem 2 is left.", "\\boxed{8}. No problem 2 is left."),
     ],
