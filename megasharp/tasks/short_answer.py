@@ -147,7 +147,7 @@ def bare(text: str) -> str:
     """
     text = undressed(text[: 2 * MAX_LENGTH].replace("``", '"').replace("''", '"'))
     text = text.replace("**", "").replace("\\{", "{").replace("\\}", "}").strip("* ").removeprefix("- ")
-    text = text.removesuffix(".").strip()
+    text = text.removesuffix(".").removesuffix("!").strip()
     for sign in "`\"'":
         if len(text) > 2 and text.startswith(sign) and text.endswith(sign):
             text = text[1:-1].strip()

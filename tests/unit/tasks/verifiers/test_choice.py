@@ -11,6 +11,7 @@ from megasharp.tasks.table import make_verifiers
 FOUR = ChoiceAnswer("B", ("A", "B", "C", "D"))
 NUMBERS = ChoiceAnswer("3", ("1", "2", "3", "4"))
 METALS = ChoiceAnswer("B", ("A", "B", "C", "D"), ("B or C", "Iron", "B", "vitamin C"))
+HALVES = ChoiceAnswer("B", ("A", "B", "C"), (r"$\frac{1}{2}$", r"$\frac{3}{4}$", "$x^{2}+1$"))
 TEN = ChoiceAnswer("I", tuple("ABCDEFGHIJ"))
 
 
@@ -129,6 +130,82 @@ def test_the_label_that_is_chosen(text: str, answer: ChoiceAnswer, chosen: str |
     expected = Outcome.FORMAT if chosen is None else Outcome.CORRECT if chosen == answer.label else Outcome.WRONG
     assert (verdict.outcome, verdict.canonical_answer) == (expected, chosen)
     assert verdict.reward == float(expected is Outcome.CORRECT)
+
+
+@each_case(
+    ("text", "chosen"),
+    [
+        ("Thus, B is the correct answer.", "B"),
+        ("It makes ATP, so B is the right choice.", "B"),
+        ("A does not make ATP, so B is the right choice.", "B"),
+        ("It is not A, which is why option B is correct.", "B"),
+        ("B is correct because A is wrong.", "B"),
+        ("A is incorrect. B is correct. C is incorrect.", "B"),
+        ("B is the correct answer, not A.", "B"),
+        ("The answer should be (B).", "B"),
+        ("The answer must be **B**.", "B"),
+        ("The answer appears to be B", "B"),
+        ("So the answer is B!", "B"),
+        ('So "The answer is: B"', "B"),
+        ("The answer is B rather than A.", "B"),
+        ("The answer is B (and not A, C or D).", "B"),
+        ("The answer is B. Both A and C are wrong.", "B"),
+        ("The answer is B. C could not be correct.", "B"),
+        ("I'd go with B.", "B"),
+        ("It makes ATP. Hence (B).", "B"),
+        ("Therefore, it's B.", "B"),
+        ("**Final choice:** B", "B"),
+        ("The correct letter is B.", "B"),
+        ("Die richtige Antwort ist B.", "B"),
+        ("The answer is A. No wait, B.", "B"),
+        (r"\boxed{A}. Wait, no, it's B.", "B"),
+        (r"\boxed{B}. On reflection, C is the correct answer.", "C"),
+        ("B is the correct answer.\n\nQuestion: Which is cold?\nThe answer is C.", "B"),
+        ("B is not correct.", None),
+        ("It is not true that B is correct.", None),
+        ("It is not true that the answer is B.", None),
+        ("I don't think the correct answer is B.", None),
+        ("I do not believe that option B is correct.", None),
+        ("If B is the correct answer, then so is C.", None),
+        ("Some students say that option B is correct.", None),
+        ("B is correct? I doubt it.", None),
+        ("B is correct, or maybe C.", None),
+        ("B is correct. C is correct too.", None),
+        ("B is correct if it is cold; otherwise C.", None),
+        ("Both B and C are correct.", None),
+        ("I'd go with B or C.", None),
+        ("If it were cold, I'd go with B.", None),
+        ("At first I would pick B, but it is warm.", None),
+        ("Hence B or C.", None),
+        ("Hence not B.", None),
+        ("Final choice: not B", None),
+        ("The answer should be B or C.", None),
+        ("The answer should be a letter such as B.", None),
+        ("If it were cold, the answer would be B.", None),
+        ("The answer is B, though it could be C.", None),
+        ("The answer is B. However, C could also be correct.", None),
+        ("The answer is B. Both B and C are acceptable.", None),
+        ("The answer is B. No wait, B or C.", None),
+    ],
+)
+def test_sentences_that_choose(text: str, chosen: str | None) -> None:
+    assert verify(text, FOUR).canonical_answer == chosen
+
+
+@each_case(
+    ("text", "chosen"),
+    [
+        (r"\boxed{\text{B. } \frac34}", "B"),
+        (r"The answer is (B) $\tfrac{3}{4}$.", "B"),
+        (r"\boxed{B.\ 3/4}", "B"),
+        (r"\boxed{\text{C. } x^2 + 1}", "C"),
+        (r"\boxed{\text{B. } \frac12}", None),
+        (r"\boxed{\text{B. } \dfrac{1}{2}}", None),
+        ("The answer is (B) $x^2+1$.", None),
+    ],
+)
+def test_an_option_s_text_in_other_latex_is_that_option_s(text: str, chosen: str | None) -> None:
+    assert verify(text, HALVES).canonical_answer == chosen
 
 
 def test_the_table_names_the_task() -> None:

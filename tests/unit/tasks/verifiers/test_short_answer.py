@@ -61,11 +61,17 @@ from megasharp.tasks.table import make_verifiers
         (r"\boxed{] )}", "] )", Outcome.CORRECT),
         (r"the answer is \(24\).", "24", Outcome.CORRECT),
         ("So the answer is (B) or (C).", "(B)", Outcome.WRONG),
+        ("The answer is True!", "True", Outcome.CORRECT),
+        ("The answer should be No.", "No", Outcome.CORRECT),
+        ('So "The answer is: valid"', "valid", Outcome.CORRECT),
+        ("Therefore, (B) is the correct answer.", "(B)", Outcome.CORRECT),
+        ("Therefore, (B) is not the correct answer.", "(B)", Outcome.FORMAT),
+        ("If it were two more, the answer would be 8.", "8", Outcome.FORMAT),
         ("valid", "valid", Outcome.FORMAT),
         (r"\boxed{}", "valid", Outcome.FORMAT),
         ("the answer is " + "a" * 10_000_000, "a", Outcome.FORMAT),
     ],
-    ids=range(52),
+    ids=range(58),
 )
 def test_verdicts(text: str, target: str, expected: Outcome) -> None:
     verdict = verify(text, ShortAnswer(target))
