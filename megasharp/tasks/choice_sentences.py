@@ -62,7 +62,7 @@ def chosen(text: str, only: bool = False) -> str | None:
 
     Example: `chosen("Thus, C is the correct answer, not B.")` is `C, not B.`
     """
-    said = [
+    said: list[tuple[int, str]] = [
         (match.start(), next(filter(None, match.groups()))) for match in _CHOSEN.finditer(text) if _meant(text, match)
     ]
     called = list(_called(text))

@@ -5,11 +5,13 @@ without a condition ("and", "but", "while"). A statement is one of
 
     Alice is [not] a knight        Alice (knight)        Alice: knight, Alice = knight, Alice - knight
     Alice and Boris are [both] knaves                    Neither Alice nor Boris is a knight
-    Knights: Alice, Boris          Knights: none
+    Knights: Alice, Boris          Knights: none         The knights are Alice and Boris
+    Only Alice is a knave
 
-with "the" for "a", "must be" for "is", and a reason behind it ("because ..."). A verb may be left out after a statement
-that has one ("Alice is a knight, Boris a knave"). Anything else, such as "if", "or" and "probably", is no statement,
-and makes the whole text unreadable.
+with "the" for "a", "must be" or "is also" for "is", and a reason behind it ("because ..."). What a role means may stand
+beside it: "a knight (truth-teller)", "a liar (knave)". A verb may be left out after a statement that has one ("Alice is
+a knight, Boris a knave"). Anything else, such as "if", "or" and "probably", is no statement, and makes the whole text
+unreadable.
 """
 
 from __future__ import annotations
@@ -41,15 +43,24 @@ _INTRODUCTION = re.compile(
 _REASON = re.compile(r"\s(?:because|since|as|for)\s.*", re.IGNORECASE | re.DOTALL)
 _DENIED = re.compile(r"(?:it is not true that|it is false that|it is not the case that)\s+", re.IGNORECASE)
 _IS = r"(?:is|are|must be|has to be|have to be)"
+# Words between a verb and its role that leave what is said as it is.
+_ADVERB = r"(?:indeed|clearly|also|therefore|thus|definitely|certainly)"
+_ONLY = re.compile(r"only\s+", re.IGNORECASE)
+_SHORT_IS = re.compile(r"(?<=\w)'s\s+(?=(?:an?|the|not)\s)")
+_TELLS_TRUTH = r"(?:an?\s+)?truth[- ]?tellers?|tells? the truth|truthful"
+_LIES = r"(?:an?\s+)?liars?|lies|lie|lying"
 _STATEMENT = re.compile(
-    rf"(?P<name>\w+)\s*(?:\b{_IS}\b|[:=]|-+>?|→|=>)\s*(?:(?P<not>not)\s+|(?:both|all|indeed|clearly)\s+)?(?:an?\s+|(?:the|our)\s+(?:only\s+)?)?"
-    r"(?P<role>\w+)"
+    rf"(?P<name>\w+)\s*(?:\b{_IS}\b|[:=]|-+>?|→|=>)\s*(?:(?:{_ADVERB}\s+)?(?P<not>not)\s+|(?:{_ADVERB}|both|all)\s+)?"
+    r"(?:an?\s+|(?:the|our)\s+(?:only\s+)?)?(?P<role>\w+)(?:\s+(?:too|also))?"
     r"|(?P<named>\w+)\s*[(\[]\s*(?:an?\s+|the\s+)?(?P<bracketed>\w+)\s*[)\]]"
     r"|(?P<short>\w+)\s+(?:an?|the)\s+(?P<same>\w+)",
     re.IGNORECASE,
 )
 _TURNED = re.compile(r"(?:the|our)\s+(?:only\s+)?(?P<role>\w+)\s+(?:is|must be)\s+(?P<name>\w+)", re.IGNORECASE)
-_LIST = re.compile(r"(?:the\s+)?(?P<role>\w+)\s*(?:are\b|is\b)?\s*:\s*(?P<first>.*)", re.IGNORECASE | re.DOTALL)
+_LIST = re.compile(
+    r"(?:the\s+)?(?:only\s+)?(?P<role>\w+)\s*(?:(?:are\b|is\b)?\s*:|(?P<are>\bare\b))\s*(?P<first>.*)",
+    re.IGNORECASE | re.DOTALL,
+)
 _NEITHER = re.compile(
     rf"neither\s+(?P<one>\w+)\s+nor\s+(?P<other>\w+)\s+{_IS}\s+(?:an?\s+)?(?P<role>\w+)", re.IGNORECASE
 )
@@ -68,9 +79,22 @@ def assignment(text: str, names: Collection[str], truthful: str, lying: str) -> 
     for two statements of one name that conflict.
     """
     reader = _Reader({key(name) for name in names}, truthful.casefold(), lying.casefold())
+    glossed = _glosses(truthful, _TELLS_TRUTH), _glosses(lying, _LIES)
     for part in _parts(text):
-        reader.read(part)
+        plain = part
+        for gloss in glossed:
+            plain = gloss.sub(lambda match: match["before"] or match["behind"], plain)
+        reader.read(plain)
     return reader.end()
+
+
+def _glosses(role: str, meaning: str) -> re.Pattern[str]:
+    """Return the pattern of a role with what it means in brackets, or the other way round."""
+    return re.compile(
+        rf"\b(?P<before>{re.escape(role)}s?)\s*\(\s*(?:{meaning})\s*\)"
+        rf"|\b(?:{meaning})\s*\(\s*(?:an?\s+)?(?P<behind>{re.escape(role)}s?)\s*\)",
+        re.IGNORECASE,
+    )
 
 
 def _parts(text: str) -> list[str]:
@@ -81,6 +105,7 @@ def _parts(text: str) -> list[str]:
     found: list[str] = []
     for line in text.splitlines():
         plain = undressed(line.replace("&", " ")).replace("*", "").replace("\\", "").replace("n't ", " not ")
+        plain = _SHORT_IS.sub(" is ", plain)
         for part in _PARTS.split(plain.translate(_MARKS)):
             statement = part.strip().removeprefix("- ").strip(" `")
             if statement:
@@ -94,6 +119,8 @@ _MARKS = str.maketrans("", "", "\"{}'`")
 class _Reader:
     """The roles said so far; `listed` is the role of a list that goes on, `waiting` are names before "are knights".
 
+    `only` has who alone is said to be of a kind, `sole` is True in such a statement.
+
     A denial ("it is not true that ...") may reach over what follows it, so all that follows must be denied too.
     """
 
@@ -105,6 +132,8 @@ class _Reader:
         self._listed: bool | None = None
         self._waiting: list[str] = []
         self._denies = False
+        self._sole = False
+        self._only: list[tuple[bool, set[str]]] = []
 
     def read(self, part: str) -> None:
         """Take one part of the text. Raises UnreadableError where it is no statement."""
@@ -114,8 +143,10 @@ class _Reader:
         part = part[denied.end() :] if denied else part
         if not part:
             return
-        header = _LIST.fullmatch(part)
-        if header is not None and header["role"].casefold() in (self._plural | self._roles):
+        header = None if denied or self._denies else _LIST.fullmatch(part)
+        if header is not None and header["role"].casefold() in (
+            self._plural if header["are"] else self._plural | self._roles
+        ):
             self._settle(part)
             self._listed = (self._plural | self._roles)[header["role"].casefold()]
             part = header["first"].strip()
@@ -135,6 +166,12 @@ class _Reader:
         self._denies, before = denied, self._denies
         if before and not denied:
             raise UnreadableError(f"{part[:80]!r} may be denied or not")
+        only = _ONLY.match(part)
+        if only is not None:
+            self._settle(part)
+            if denied:
+                raise UnreadableError(f"{part[:80]!r} is denied")
+            part, self._sole = part[only.end() :], True
         bare = part.removeprefix("both ").removeprefix("Both ")
         if key(bare) in self._names and not denied:
             self._waiting.append(bare)
@@ -154,7 +191,9 @@ class _Reader:
         knight = (self._roles | self._plural)[role] != (bool(match["not"]) != denied)
         for each in (*self._waiting, name):
             self._say(each, knight)
-        self._waiting = []
+        if self._sole:
+            self._only.append((knight, {key(each) for each in (*self._waiting, name)}))
+        self._waiting, self._sole = [], False
 
     def _say(self, name: str, knight: bool) -> None:
         if key(name) not in self._names:
@@ -171,4 +210,7 @@ class _Reader:
         self._settle("the end")
         if missing := self._names - self._said.keys():
             raise UnreadableError(f"nothing is said of {', '.join(sorted(missing))}")
+        for kind, names in self._only:
+            if names != {name for name, knight in self._said.items() if knight == kind}:
+                raise UnreadableError(f"not only {', '.join(sorted(names))}")
         return self._said
