@@ -13,9 +13,9 @@ _THING = r"(?:option|choice|letter|selection)"
 _IS = r"(?: is| should be| must be| would be|\s*:)"
 # Each sentence leaves one option: of several such sentences the last counts.
 _CHOSEN = re.compile(
-    rf"\b(?:correct|right|best|final) {_THING}(?:\*\*)?{_IS}[\s:*]+(?P<named>[^\n]+)"
+    rf"\b(?:correct|right|best|final) {_THING}(?:\*\*)?{_IS}[\s:*]+(?=(?P<named>[^\n]+))"
     r"|^\W{0,8}(?:the )?letter(?:\*\*)?(?: is|:)[\s:*]+(?P<letter>[^\n]+)"
-    r"|\bI(?: would|'d| will|'ll|'m| am)? (?:choose|pick|select|go with|going with)[\s:*]+(?P<picked>[^\n]+)"
+    r"|\bI(?: would|'d| will|'ll|'m| am)? (?:choose|pick|select|go with|going with)[\s:*]+(?=(?P<picked>[^\n]+))"
     r'|"answer"\s*:\s*(?P<field>[^\n,}]+)',
     re.IGNORECASE | re.MULTILINE,
 )

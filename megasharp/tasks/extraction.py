@@ -29,10 +29,10 @@ _EMPTY = re.compile(r"(?:\s|\\(?:ldots|dots|cdots|quad|text\{\s*\}|[,;! ])|\.\.\
 # "The answer should be 8" states an answer, "should be a positive integer" tells of it: only a number, a formula, a
 # letter or "yes" and its kind may follow, and end the sentence or be given a reason.
 _BE = (
-    r"(?:(?:should|would|must|has to|appears to|seems to) be)(?=[ \t*:]*"
+    r"(?:(?:should|would|must|has to|appears to|seems to) (?:therefore |thus |then )?be)(?=[ \t*:]*"
     r"(?:\$[^$\n]{1,200}\$|\\\([^\n]{1,200}?\\\)"
     r"|[(\[]?(?:[A-Z]|-?\\?\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?|yes|no|true|false)[)\]]?)"
-    r"[*\"]*(?:[ \t]*$|[.!](?:\s|$|[*\"])|\s(?:because|since|as)\b))"
+    r"[*\"]*(?:[ \t]*$|[.!](?:\s|$|[*\"])|,?\s(?:because|since|as)\b|,\s(?:not|the)\b|(?<=[)\]])\s))"
 )
 # "The answer is" in the languages in which models answer; and a heading of that one word.
 _WORDS = (
@@ -63,8 +63,11 @@ _HINT = re.compile(
 )
 _BEFORE_HINT = 16
 # "If x were even, the answer would be 8" states nothing.
-_BE_SAID = re.compile(r"answer (?!is|equals)\w+ (?:to )?be\b", re.IGNORECASE)
-_CONDITION = re.compile(r"\b(?:if|unless|otherwise|without|whether|suppose|assum\w+|thinks?|says?)\b", re.IGNORECASE)
+_BE_SAID = re.compile(r"answer (?!is|equals)(?:\w+ ){1,2}be\b", re.IGNORECASE)
+_CONDITION = re.compile(
+    r"\b(?:if|unless|otherwise|without|whether|suppose|assum\w+|think|thinks|thought|says?|expected|guessed)\b",
+    re.IGNORECASE,
+)
 # Right before a statement: "It is not true that", "I do not think that".
 _DENIAL = re.compile(
     r"(?:\b(?:not true|false|not the case)\s+that|\b(?:not|cannot)\s+(?:think|believe|say|conclude|agree)(?:\s+that)?"

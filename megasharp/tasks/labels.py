@@ -26,18 +26,21 @@ _LABEL = re.compile(
 _BEHIND = re.compile(r"(.*\S)\s*[(\[]\s*([A-Za-z0-9]{1,2})\s*[)\]]\s*\.?\s*", re.DOTALL)
 # A label without brackets may be followed by its option's text, as in "B. a comet", or by a reason, but not by more of
 # a sentence, as in "A comet".
+# "As well as B" is no reason, nor is "as is B".
+_AS = r"as(?!\s+(?:well|is|are|good|much)\b)"
 _END = re.compile(
-    r"\s*(?:[.:)\],;(].*|(?i:because|since|as|rather than|instead of|and not)\b.*|-\s.*|[!\"]\W*)?", re.DOTALL
+    rf"\s*(?:[.:)\],;(].*|(?i:because|since|{_AS})\b.*|(?i:rather than|instead of|and not)\b[^?]*|-\s.*|[!\"]\W*)?",
+    re.DOTALL,
 )
 _WORD = re.compile(r"[A-Za-z0-9]+")
 _BETWEEN = ("and", "or")
 _OPEN = r"(?:or|and|but|maybe|perhaps|possibly|probably|likely|unless|alternatively|also|either|if)\b"
-_HEDGE = re.compile(rf"[/&|?]|{_OPEN}", re.IGNORECASE)
+_HEDGE = re.compile(rf"[/&|?]|as\s+(?:well|is|are|good|much)\b|{_OPEN}", re.IGNORECASE)
 _ONE = r"(?:(?:option|choice|answer)\s+)?[(\[]?[A-Z0-9]{1,2}\b[)\]]?"
 _RULED_OUT = re.compile(
     rf"(?:\band\s+)?\b(?:not|than|instead of|neither|nor)\s+(?:either\s+)?{_ONE}"
     # The whole list where a sentence ends with it.
-    rf"(?:(?:,\s*{_ONE})*,?\s+(?:or|nor|and)\s+{_ONE}(?=\W*$|[)\]]?[.;!]\s))?"
+    rf"(?:(?:(?:,\s*{_ONE})+,?)?\s+(?:or|nor|and)\s+{_ONE}(?=\W*$|[)\]]?[.;!]\s))?"
     rf"|\b(?:both\s+)?{_ONE}(?:,\s*{_ONE})*,?\s+and\s+{_ONE}\s+(?:are|can be)\s+(?:both |all |clearly )?"
     r"(?:wrong|incorrect|false|invalid|nonsense|not|ruled|excluded|eliminated)\b",
     re.IGNORECASE,
@@ -51,6 +54,7 @@ _ALSO = re.compile(
     rf"\b{_MAY}(?: (?:also|as well|equally|well))* be (?:option |choice |answer )?[(\[]?([A-Z0-9]{{1,2}})\b"
     rf"|(?<![\w'])([A-Z0-9]{{1,2}})\b[)\]]? (?:{_MAY}(?! not)(?: \w+){{0,2}}? be {_RIGHT}|is also {_RIGHT})"
     rf"|\b[Bb]oth [(\[]?([A-Z0-9]{{1,2}})\b[)\]]? and [(\[]?([A-Z0-9]{{1,2}})\b[)\]]? (?:are|could be|may be) {_RIGHT}"
+    r"|(?<![\w'])([A-Z0-9]{1,2})\b[)\]]?,? (?:too|as well)(?=[\s.!]*$)"
 )
 # No article ("A comet"), and no degree's C.
 _OTHER = re.compile(
@@ -58,7 +62,7 @@ _OTHER = re.compile(
 )
 _HEDGE_BEFORE = re.compile(rf"\b{_OPEN}(?:\W|\b(?:even|it|is|s|option|choice)\b)*$", re.IGNORECASE)
 _OR_BEHIND = re.compile(r"[)\]]?,? or\b", re.IGNORECASE)
-_REASON = re.compile(r"(?:because|since|as)\b", re.IGNORECASE)
+_REASON = re.compile(rf"(?:because|since|{_AS})\b", re.IGNORECASE)
 # The same text in other LaTeX: fractions, and braces around one sign.
 _FRACTION = re.compile(r"\\[dt]?frac(?:\{(\w+)\}|(\w))(?:\{(\w+)\}|(\w))")
 _BRACED = re.compile(r"\{(\w)\}")

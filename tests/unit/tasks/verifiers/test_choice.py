@@ -144,6 +144,7 @@ def test_the_label_that_is_chosen(text: str, answer: ChoiceAnswer, chosen: str |
         ("B is the correct answer, not A.", "B"),
         ("The answer should be (B).", "B"),
         ("The answer must be **B**.", "B"),
+        ("The answer should be B, not A.", "B"),
         ("The answer appears to be B", "B"),
         ("So the answer is B!", "B"),
         ('So "The answer is: B"', "B"),
@@ -174,6 +175,7 @@ def test_the_label_that_is_chosen(text: str, answer: ChoiceAnswer, chosen: str |
         ("B is correct if it is cold; otherwise C.", None),
         ("Both B and C are correct.", None),
         ("I'd go with B or C.", None),
+        ("I pick B. I pick C.", "C"),
         ("If it were cold, I'd go with B.", None),
         ("At first I would pick B, but it is warm.", None),
         ("Hence B or C.", None),
@@ -186,6 +188,9 @@ def test_the_label_that_is_chosen(text: str, answer: ChoiceAnswer, chosen: str |
         ("The answer is B. However, C could also be correct.", None),
         ("The answer is B. Both B and C are acceptable.", None),
         ("The answer is B. No wait, B or C.", None),
+        ("The answer is B as well as C.", None),
+        ("The answer is B rather than C, or A.", None),
+        ("B is correct, C too.", None),
     ],
 )
 def test_sentences_that_choose(text: str, chosen: str | None) -> None:
