@@ -1,9 +1,10 @@
 r"""The answer that a response commits to: the last of its boxes and of the statements that leave no doubt.
 
 A statement is "The answer is ...", "Answer: ..." or "#### ...", in several languages, with a number that stands alone,
-or with mathematics in dollar signs. One after the last box replaces it: "... \boxed{28}. So the correct answer is 56".
-Where there is neither, a last line `\therefore 5` or `\therefore b = 12` states its number. Boxes with nothing but
-commas, "and" or "or" between them are one answer.
+with mathematics in dollar signs, or with a sentence that states one ("Answer: Janet makes $18 a day",
+`math_sentences.py`). One after the last box replaces it: "... \boxed{28}. So the correct answer is 56". Where there is
+neither, a last line `\therefore 5` or `\therefore b = 12`, or a last sentence "Thus, there are 5 such integers" states
+its number. Boxes with nothing but commas, "and" or "or" between them are one answer.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 from megasharp.tasks.extraction import boxes, displayed, ending, joined_boxes, last_line, own_part, statements
 from megasharp.tasks.math_characters import as_latex
+from megasharp.tasks.math_sentences import ANSWERS, ends_there, last_sentence, value_start
 from megasharp.tasks.math_units import number_in_words
 from megasharp.tasks.retraction import taken_back
 
@@ -27,7 +29,7 @@ _REASON = r"\b(?:because|since|as|than|not|exclud\w*)\b"
 _UNCHANGED = (
     # Not "5 apples or 6", but "5, since 6 or 7 ..."
     rf"(?!(?:(?!{_REASON})[^.(])*\bor\s+[$\\(]*-?\d)"
-    r"(?:[\s*$)\]}]|\\[)\],;: ]|\^\s*\{?\\circ\}?)*"
+    r"(?:[\s*$)\]}\"]|\\[)\],;: ]|\^\s*\{?\\circ\}?)*"
     rf"(?:$|[.?](?:[\s*$\\)\]\"']|$)|[,;:]\s+(?!{_CHANGING})[A-Za-z]{{2}}|[,;:]\s*$"
     rf"|(?<=[\s*$)])(?!{_CHANGING})(?:[A-Za-z][A-Za-z']+|[msgh])(?![A-Za-z0-9({{\\])"
     # A counted thing of a language without spaces, but no sign that multiplies.
@@ -38,7 +40,7 @@ _UNCHANGED = (
     ")"
 )
 _NUMBER = re.compile(
-    r"[\s$*(\\]*?(-?\s?\$?(?:\\[dt]?frac\{\d+\}\{\d+\}|\d+(?:,\d+)*(?:\.\d+)?(?:\s?/\s?\d+)?)"
+    r"[\s$*(\"\\]*?(-?\s?\$?(?:\\[dt]?frac\{\d+\}\{\d+\}|\d+\s\d+/\d+|\d+(?:,\d+)*(?:\.\d+)?(?:\s?/\s?\d+)?)"
     rf"(?:\s?(?:\\?%|percent\b))?){_UNCHANGED}"
 )
 _FORMULA = re.compile(
@@ -53,6 +55,9 @@ _SUPPOSED = re.compile(
     re.IGNORECASE,
 )
 _SAID = re.compile(r"\s*(?:\\[A-Za-z]+|[A-Za-z])(?:_\{?\w+\}?)?\s*=\s*\S.*|\s*-?[\d\\].*")
+
+# So far back a sentence may begin.
+_SENTENCE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ def commitment(text: str, line: bool = False) -> Commitment | None:
 
     `line`: the prompt asks for a line `Answer: ...`, which may state anything, where there is neither box nor number.
     """
-    text = displayed(as_latex(own_part(text)))
+    text = displayed(as_latex(own_part(text, ANSWERS)))
     found = boxes(text)
     end = found[-1].end if found else 0
     stated = _stated(text, end)
@@ -87,6 +92,10 @@ def commitment(text: str, line: bool = False) -> Commitment | None:
         # The end of the last line after a therefore sign: a number, or a name and its value.
         match = _THEREFORE.match(ending(text).rstrip().rpartition("\n")[2])
         stated_last = match["said"].strip() if match and _SAID.fullmatch(match["said"]) else None
+    if not stated_last and not statements(text.rstrip().rpartition("\n")[2]):
+        sentence = last_sentence(text)
+        value = _in_sentence(sentence) if sentence else None
+        stated_last = value[0] if value else None
     return Commitment((stated_last,)) if stated_last else None
 
 
@@ -95,19 +104,34 @@ def _stated(text: str, after: int) -> tuple[str, int] | None:
     found: list[tuple[str, int]] = []
     for said, start in statements(text[after:]):
         # A sentence may only suppose the answer that it states, or ascribe it to others.
-        sentence = max(text.rfind(mark, 0, after + start) for mark in ".!?\n") + 1
+        begin = max(after + start - _SENTENCE, 0)
+        sentence = max(begin, *(text.rfind(mark, begin, after + start) + 1 for mark in ".!?\n"))
         if not _SUPPOSED.search(text, sentence, after + start):
             found.append((said, start))
     if not found:
         return None
     said, start = found[-1]
     said, start = said.lstrip(" \t*"), start + len(said) - len(said.lstrip(" \t*"))
+    value = _value(said) or _in_sentence(said)
+    if value is not None:
+        return value[0], after + start + value[1]
+    spelled = said.strip(" \t*.")
+    return (spelled, after + start + len(said)) if number_in_words(spelled) is not None else None
+
+
+def _value(said: str) -> tuple[str, int] | None:
+    """The number or formula with which a text begins, and where it ends."""
     number = _NUMBER.match(said.rstrip(" \t*"))
     if number is not None:
-        return number[1], after + start + number.end(1)
+        return number[1], number.end(1)
     formula = _FORMULA.match(said.rstrip(" \t*"))
-    if formula is None:
-        spelled = said.strip(" \t*.")
-        return (spelled, after + start + len(said)) if number_in_words(spelled) is not None else None
-    group = formula.lastgroup or ""
-    return formula[group], after + start + formula.end(group)
+    return (formula[formula.lastgroup or ""], formula.end(formula.lastgroup or "")) if formula else None
+
+
+def _in_sentence(said: str) -> tuple[str, int] | None:
+    """The number or formula that a sentence states in words of its own, and where it ends."""
+    start = value_start(said)
+    value = _value(said[start:]) if start is not None else None
+    if start is None or value is None or not ends_there(said[start + value[1] :]):
+        return None
+    return value[0], start + value[1]

@@ -13,6 +13,7 @@ from megasharp.tasks.extraction import MAX_CHARACTERS, last_box, last_stated, la
 from megasharp.tasks.judge import ItemVerifier
 from megasharp.tasks.knights import KnightsAnswer
 from megasharp.tasks.math import MathAnswer
+from megasharp.tasks.math_stated import commitment
 from megasharp.tasks.retraction import taken_back
 from megasharp.tasks.short_answer import ShortAnswer
 from megasharp.tasks.table import make_verifiers
@@ -176,6 +177,8 @@ def test_answers_that_are_taken_back(after: str, taken: bool) -> None:
         "</answer>",
         "answer is",
         "answer: ",
+        "Answer: he makes ",
+        "Therefore, ",
         "#",
         "\\",
     ],
@@ -184,6 +187,7 @@ def test_megabytes_are_searched_at_once(sign: str) -> None:
     text = sign * (10_000_000 // len(sign))
     started = time.process_time()
     last_box(text), last_tag(text), last_stated(text), own_part(text), taken_back(text)
+    commitment(text)
     assert time.process_time() - started < 2.0
 
 
