@@ -166,12 +166,7 @@ class _Reader:
         self._denies, before = denied, self._denies
         if before and not denied:
             raise UnreadableError(f"{part[:80]!r} may be denied or not")
-        only = _ONLY.match(part)
-        if only is not None:
-            self._settle(part)
-            if denied:
-                raise UnreadableError(f"{part[:80]!r} is denied")
-            part, self._sole = part[only.end() :], True
+        part = self._without_only(part, denied)
         bare = part.removeprefix("both ").removeprefix("Both ")
         if key(bare) in self._names and not denied:
             self._waiting.append(bare)
@@ -191,9 +186,19 @@ class _Reader:
         knight = (self._roles | self._plural)[role] != (bool(match["not"]) != denied)
         for each in (*self._waiting, name):
             self._say(each, knight)
-        if self._sole:
-            self._only.append((knight, {key(each) for each in (*self._waiting, name)}))
+        self._only += [(knight, {key(each) for each in (*self._waiting, name)})] * self._sole
         self._waiting, self._sole = [], False
+
+    def _without_only(self, part: str, denied: bool) -> str:
+        """Take "only" from a statement, and note that nobody else may be of its kind."""
+        only = _ONLY.match(part)
+        if only is None:
+            return part
+        self._settle(part)
+        if denied:
+            raise UnreadableError(f"{part[:80]!r} is denied")
+        self._sole = True
+        return part[only.end() :]
 
     def _say(self, name: str, knight: bool) -> None:
         if key(name) not in self._names:
