@@ -224,11 +224,15 @@ def statements(text: str) -> list[tuple[str, int]]:
         match = next(filter(None, (_STATED.match(text, start) for start in starts)), None)
         if match is not None:
             end = match.end()
-            before = _sentence_before(text, match.start())
-            supposed = _BE_SAID.match(match[0]) and _CONDITION.search(before)
-            if not supposed and not _DENIAL.search(before):
+            if match[1].strip(" \t*") and not _unmeant(text, match):
                 found.append((_unquoted(match[1]), match.start(1)))
     return [(each, start) for each, start in found if each.strip(" \t*")]
+
+
+def _unmeant(text: str, match: re.Match[str]) -> bool:
+    """Return whether a statement is denied by the words before it, or only supposed."""
+    before = _sentence_before(text, match.start())
+    return bool(_DENIAL.search(before[-60:]) or (_BE_SAID.match(match[0]) and _CONDITION.search(before)))
 
 
 def _sentence_before(text: str, end: int) -> str:
