@@ -13,7 +13,7 @@ from megasharp.tasks.extraction import joined_boxes
 from megasharp.tasks.synlogic.finding import NO_MISTAKE, compared, refuse_choice
 from megasharp.tasks.synlogic.game import Check, Game
 from megasharp.tasks.synlogic.literals import UnreadableError
-from megasharp.tasks.synlogic.plain import without_fonts
+from megasharp.tasks.synlogic.undressed import without_fonts
 
 _SIGNS_OF_LATEX = re.compile(r"[{}$]")
 # What leaves a space where it stood.

@@ -14,7 +14,7 @@ from typing import TypeVar
 from megasharp.tasks.extraction import ending, last_tag
 from megasharp.tasks.synlogic.game import Check, Finding, GameError
 from megasharp.tasks.synlogic.literals import MAX_CHARACTERS, MAX_DEPTH, UnreadableError, read_literal, whole_numbers
-from megasharp.tasks.synlogic.plain import narrow, without_fonts
+from megasharp.tasks.synlogic.undressed import narrow, without_fonts
 
 T = TypeVar("T")
 

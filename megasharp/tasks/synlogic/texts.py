@@ -24,7 +24,7 @@ from megasharp.tasks.synlogic.literals import (
     whole_numbers,
     words,
 )
-from megasharp.tasks.synlogic.plain import narrow, without_fonts
+from megasharp.tasks.synlogic.undressed import narrow, without_fonts
 
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 # A number with a point; where two decimals follow it and no more, they are a group of their own.
