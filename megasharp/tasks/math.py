@@ -33,7 +33,18 @@ from megasharp.tasks.math_characters import as_latex
 from megasharp.tasks.math_comparison import Comparison
 from megasharp.tasks.math_lists import members, with_both_signs
 from megasharp.tasks.math_stated import Commitment, commitment
-from megasharp.tasks.math_text import fraction_of, in_base, is_row, is_words, plain, same_text, without_spaces, words
+from megasharp.tasks.math_text import (
+    fraction_of,
+    in_base,
+    is_row,
+    is_words,
+    label_of,
+    option_of,
+    plain,
+    same_text,
+    without_spaces,
+    words,
+)
 from megasharp.tasks.math_units import without_unit
 from megasharp.tasks.prompts import boxed_prompt
 from megasharp.tasks.retraction import TAKEN_BACK
@@ -126,17 +137,20 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
 def _right(answer: str, gold: str, found: Commitment, comparison: Comparison) -> bool:
     """Decide if a response commits to the known answer, and to nothing else.
 
-    Boxes that are joined are a list, or one value in several spellings. Where the known answer is a list or a pair,
-    boxes anywhere may each hold a part of it.
+    Boxes that are joined are a list, or one value in several spellings. Where the known answer is a list, the last
+    boxes that stand together may each hold a part of it; of a pair only those that nothing but names and signs part.
     """
     given = ", ".join(found.texts)
+    if label_of(gold) and option_of(given):
+        return label_of(gold) == option_of(given)
     if same_text(answer, given) or comparison.same(gold, plain(given)):
         return True
     if len(found.texts) > 1 and all(comparison.same(gold, plain(each)) for each in found.texts):
         return True
-    parts = found.all_boxes
     if gold.startswith("("):
-        return len(parts) == len(members(gold[1:-1])[0]) > 1 and comparison.same(gold, plain(", ".join(parts)))
+        named = found.named
+        return len(named) == len(members(gold[1:-1])[0]) > 1 and comparison.same(gold, plain(", ".join(named)))
+    parts = found.listed
     listed = len(with_both_signs(members(gold)[0])) > 1
     return listed and len(parts) > len(found.texts) and comparison.same(gold, plain(", ".join(dict.fromkeys(parts))))
 

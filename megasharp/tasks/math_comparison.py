@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from megasharp.common.errors import one_line
 from megasharp.tasks.math_bounds import MAX_LENGTH, beyond
-from megasharp.tasks.math_equations import modulus_of, sides, unknowns, values
+from megasharp.tasks.math_equations import concluded, modulus_of, residue_of, sides, unknowns, values, with_values
 from megasharp.tasks.math_lists import MOST, inside_braces, members, with_both_signs
-from megasharp.tasks.math_notation import as_row, one_notation, without_domain
+from megasharp.tasks.math_notation import as_row, one_notation, without_domain, without_place
 from megasharp.tasks.math_text import (
     bracket,
     fraction_of,
@@ -25,11 +25,20 @@ from megasharp.tasks.math_text import (
     same_text,
     words,
 )
-from megasharp.tasks.math_units import is_bare_letter, without_percent, without_unit, without_words
+from megasharp.tasks.math_units import (
+    is_bare_letter,
+    measures,
+    number_in_text,
+    without_percent,
+    without_unit,
+    without_words,
+)
 
 _MARKED_NAME = re.compile(
     r"(?:\\(?P<mark>overline|bar|angle|triangle|text|mathrm|mathbf)\s*)?\{?\s*(?P<letters>[A-Z]{2,4})\s*\}?"
 )
+# A share with its percentage: `\frac14\ (25\%)`.
+_BESIDE = re.compile(r"(.*[^\s\\~])(?:\\[,;: ]|[\s~])+\(\s*=?\s*(-?\d+(?:\.\d+)?\s*\\?%)\s*\)", re.DOTALL)
 _INDIAN = re.compile(r"-?\d{1,2}(?:,\d{2})+,\d{3}(?:\.\d+)?")
 _INEQUALITY = re.compile(r"[<>]|\\(?:le|ge|lt|gt)q?(?![A-Za-z])")
 _FUNCTION_VALUE = re.compile(r"y|[A-Za-z]\s*\(\s*x\s*\)")
@@ -53,6 +62,15 @@ class Comparison:
         if max(len(gold), len(given)) > MAX_LENGTH:
             self.fault = f"longer than {MAX_LENGTH} characters"
             return False
+        if len(members(gold)[0]) == 1:
+            given = without_place(concluded(given))
+            given = given if r"\text" in gold else number_in_text(given)
+            given = given if residue_of(gold) else residue_of(given) or given
+        if measures(gold) and measures(gold) == measures(given):
+            return True
+        beside = _BESIDE.fullmatch(given)
+        if beside:
+            return self.same(gold, beside[1]) and self.same(gold, beside[2])
         if is_words(gold) or is_words(given):
             return words(gold) == words(given)
         if is_row(gold) or is_row(given):
@@ -80,7 +98,7 @@ class Comparison:
                 # One value, said in several ways.
                 return all(self.same(gold, plain(each)) for each in read)
             else:
-                return False if fraction_of(gold) is not None else self._same_assignments(gold, read)
+                return self._same_computed(gold, read)
         elif len(known) > 1 and len(read) == 1 and r"\cup" in given and any(map(_INEQUALITY.search, known)):
             read = given.split(r"\cup")
         if min(len(known), len(read)) == 1 or max(len(known), len(read)) > MOST:
@@ -98,10 +116,18 @@ class Comparison:
             del left[found]
         return True
 
+    def _same_computed(self, gold: str, read: list[str]) -> bool | None:
+        """Compare with one answer what is computed in a list, of letters with values: `m=27, n=43, m+n=70` is 70."""
+        chain = [side.text for side in sides(plain(read[-1]))]
+        named = _assigned(read[:-1])
+        if len(named) < len(read) - 1 or len(chain) < 2 or not 1 < len(unknowns(chain[0])) <= len(named):
+            return False if fraction_of(gold) is not None else self._same_assignments(gold, read)
+        computed = [with_values(each, named) for each in chain[:-1]]
+        return all(self._agree(each, chain[-1]) for each in computed) and self._same_values(gold, chain[-1])
+
     def _same_assignments(self, gold: str, read: list[str]) -> bool | None:
         """Compare `x=2, y=3` with a pair, whose members are in the order of their names."""
-        found = [_ASSIGNED.fullmatch(each) for each in read]
-        named = {each[1]: each[2].strip() for each in found if each}
+        named = _assigned(read)
         if bracket(gold) != "(" or len(named) < len(read):
             return None
         return self._same_values(gold, f"({','.join(named[name] for name in sorted(named))})")
@@ -171,6 +197,12 @@ class Comparison:
         except Exception as error:
             self.fault = f"{type(error).__name__}: {one_line(error)}"[:200]
             return same_text(gold, given)
+
+
+def _assigned(texts: list[str]) -> dict[str, str]:
+    """The values of the letters that equations such as `x=2` name."""
+    found = [_ASSIGNED.fullmatch(each) for each in texts]
+    return {each[1]: each[2].strip() for each in found if each}
 
 
 def _same_letters(gold: str, given: str) -> tuple[str, str]:

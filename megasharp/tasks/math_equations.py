@@ -1,26 +1,27 @@
 r"""Equations as answers: the side that is the value, where the other one is only what was asked for.
 
 `m+n=70` says 70, `|AB|=70` and `N\equiv 70\pmod{1000}` too, and so does a chain whose members agree
-(`x=\frac{18}{4}=4.5`). An equation that is still to be solved in one unknown says no value (`x^x=5`, `2x=10`), and one
-of constants says one only where it is true: no `6=5`.
+(`x=\frac{18}{4}=4.5`). An equation that is still to be solved in one unknown says no value (`x^x=5`, `2x=10`, `r^2=25`,
+`x(x+1)=6`), and one of constants says one only where it is true: no `6=5`. A function of one unknown and its sum with
+its reciprocal are asked for: `\sin 2\theta=\frac{24}{25}`, `x+\frac1x=3`.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 _TOKEN = re.compile(
     r"(?P<open>\\\{|[{(\[])|(?P<close>\\\}|[})\]])|(?P<other>[<>:]\s*=|\\(?:le|ge|ne|neq|lt|gt)(?![A-Za-z])|[<>])"
     r"|(?P<relation>=|\\(?:equiv|approx|simeq|sim)(?![A-Za-z]))"
 )
+_SPACES = r"(?:\\[,;: ]|\\quad|\s)*"
+_ARROW = r"\\(?:Rightarrow|implies|Longrightarrow|iff|Leftrightarrow|therefore)(?![A-Za-z])"
 # What leads to the equation that counts.
-_LEADS = re.compile(
-    r".*\\(?:Rightarrow|implies|Longrightarrow|iff|Leftrightarrow|therefore)(?![A-Za-z])(?:\\[,;: ]|\\quad|\s)*",
-    re.DOTALL,
-)
+_LEADS = re.compile(rf".*{_ARROW}{_SPACES}", re.DOTALL)
+_LEAD = re.compile(rf"{_SPACES}(?:{_ARROW}|\\(?:long)?rightarrow(?![A-Za-z])){_SPACES}")
 _MODULUS = re.compile(
     r"(?:\\[,;:! ]|\\quad|\s)*"
     r"(?:\\pmod\s*\{?|\(?\s*(?:\\(?:mathrm|text|operatorname)\{\s*mod\s*\}|\\?b?mod)(?:\\[ ,])*)"
@@ -48,7 +49,10 @@ _ARGUMENT = (
     r"(?:\{[^{}]*\}|\([^()]*\)|\[[^\[\]]*\]|[A-Za-z]\([^()]*\)|\\?[A-Za-z]+|\d+)?"
 )
 _MARKED = re.compile(
-    rf"\|[^|]*\||\\(?:lfloor|lceil).*?\\(?:rfloor|rceil)|(?<![A-Za-z\\])[A-Za-z](?:'|\^\{{?-1\}}?|_\{{?\w+\}}?)*\s*\([^()]*\)"
+    rf"\|[^|]*\||\\(?:lfloor|lceil).*?\\(?:rfloor|rceil)"
+    # `2\theta` is an argument of these; a letter before a bracket that it is in itself is a factor, as in `x(x+1)`.
+    r"|\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?(?:\s*\^\s*(?:\{[^{}]*\}|\w))?\s*\d+\s*(?:[A-Za-z](?![A-Za-z])|\\[a-z]+)"
+    r"|(?<![A-Za-z\\])(?P<name>[A-Za-z])(?!\s*\([^()]*(?P=name)[^()]*\))(?:'|\^\{?-1\}?|_\{?\w+\}?)*\s*\([^()]*\)"
     r"|\\(?:operatorname|mathrm|mathbb|mathbf|text)\*?\s*\{[^{}]*\}\s*(?:\([^()]*\)|\[[^\[\]]*\])|\\#\s*\(?[A-Za-z]\)?"
     rf"|(?!{_GREEK_LETTER.pattern})\\[A-Za-z]+{_ARGUMENT}"
 )
@@ -59,6 +63,11 @@ _INTEGER_FUNCTION = re.compile(
 )
 _PURE_NAME = re.compile(r"(?:[A-Za-z]|\\[A-Za-z]+|[\s'{}])+")
 _INDEXED = re.compile(r"[A-Za-z]_\s*(?:\{[^{}]*\}|\w)")
+# The letter that a sum or product runs over is no unknown.
+_RUNS = re.compile(r"\\(?:sum|prod)(?![A-Za-z])\s*(?:\\limits)?\s*_\s*\{\s*([A-Za-z])\s*=")
+_WITH_RECIPROCAL = re.compile(
+    r"(?P<power>[A-Za-z](?:\^(?:\w|\{\w+\}))?)\s*[+-]\s*(?:\\frac\s*\{?1\}?\s*\{?|1\s*/\s*)\s*(?P=power)\s*\}?"
+)
 _TUPLE = re.compile(r"(?:\\left)?\(.*,.*\)|\\begin|\\langle", re.DOTALL)
 
 
@@ -82,6 +91,22 @@ def sides(text: str) -> list[Side]:
             relation, start = match[0], match.end()
     found.append(Side(relation, text[start:].strip()))
     return found if all(side.text for side in found) else [Side("", text)]
+
+
+def concluded(text: str) -> str:
+    r"""The equation behind the one arrow of an answer. Example: of `m=27, n=43 \implies m+n=70` `m+n=70`.
+
+    An answer with several arrows may be a list, and so may what stands behind the arrow: they are returned as they are.
+    """
+    parts = _LEAD.split(text)
+    if len(parts) != 2 or "=" not in parts[1] or "," in parts[1] or parts[0].count("{") != parts[0].count("}"):
+        return text
+    return parts[1]
+
+
+def with_values(text: str, named: Mapping[str, str]) -> str:
+    """An expression with the values of its letters in brackets for them."""
+    return re.sub(r"\\[A-Za-z]+|[A-Za-z]", lambda name: f"({named[name[0]]})" if name[0] in named else name[0], text)
 
 
 def values(text: str, agree: Callable[[str, str], bool]) -> list[str] | None:
@@ -131,6 +156,13 @@ def modulus_of(text: str) -> tuple[str, int] | None:
     return sides(text[: match.start()])[-1].text, int(match[1])
 
 
+def residue_of(text: str) -> str:
+    r"""The residue that an answer is. Example: of `3 \pmod 7` it is `3`, of `10 \bmod 7`, which is no residue, `""`."""
+    match = _MODULUS.search(text)
+    residue = text[: match.start()].strip() if match else ""
+    return residue if match and residue.isdecimal() and int(residue) < int(match[1]) else ""
+
+
 def unknowns(text: str) -> set[str]:
     """The letters of a text that are no command's and no index's."""
     return set(_letters(text))
@@ -143,11 +175,12 @@ def _letters(text: str) -> list[str]:
 def _is_asked_for(side: str, value: str) -> bool:
     """Decide if a side names what a problem asks for: anything but constants and an equation in one unknown.
 
-    A name, an expression in several unknowns, and a function or another mark around one unknown are asked for.
+    A name, an expression in several unknowns, a function or another mark around one unknown, and the sum of an unknown
+    or its power with the reciprocal are asked for.
     """
     remainder = _MODULUS.search(side)
     side = side[: remainder.start()] if remainder else side
-    letters = _letters(side)
+    letters = [letter for letter in _letters(side) if letter not in _RUNS.findall(side)]
     if not letters:
         computed = _of_integers(side)
         named = remainder is not None or _COMPUTED.search(side) is not None
@@ -155,7 +188,7 @@ def _is_asked_for(side: str, value: str) -> bool:
     # x_1+x_2 has two unknowns.
     if len(set(letters)) > 1 or len(set(_INDEXED.findall(side))) > 1 or _TUPLE.match(value):
         return True
-    if len(letters) == 1 and _PURE_NAME.fullmatch(_SUBSCRIPT.sub("", side)):
+    if (len(letters) == 1 and _PURE_NAME.fullmatch(_SUBSCRIPT.sub("", side))) or _WITH_RECIPROCAL.fullmatch(side):
         return True
     # In `x+\sin x` the unknown stands alone too.
     left, inner = _ARITHMETIC.sub(" ", side), ""

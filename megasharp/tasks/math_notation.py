@@ -1,12 +1,15 @@
 r"""One notation for vectors, intervals and sets that are written in several.
 
 `\langle 3,4\rangle`, `3\mathbf{i}+4\mathbf{j}` and a column are the pair (3,4); `]1;2[` is the open interval;
-`\{x\mid x<2\}` is `x<2`; `5>x>-3` is `-3<x<5`.
+`\{x\mid x<2\}` is `x<2`; `5>x>-3` is `-3<x<5`. What is said of where a value is taken is left out.
 """
 
 from __future__ import annotations
 
 import re
+
+from megasharp.tasks.math_equations import unknowns
+from megasharp.tasks.math_lists import members
 
 _FRENCH = re.compile(r"([\[\]])\s*([^;\[\]]+)\s*[;,]\s*([^;,\[\]]+)\s*([\[\]])")
 _BUILDER = re.compile(
@@ -24,6 +27,12 @@ _COLUMN = re.compile(r"\\begin\{[pb]matrix\}([^&]*)\\end\{[pb]matrix\}")
 _DOMAIN = re.compile(
     r"(?:[\s,;(]|\\q?quad\b|\\[,;: ]|\\text\{[\s,]*(?:where|for (?:all|every|any|some|each))?\s*\}|\\forall\b)*"
     r"(?<=[\s,;({}a-z])(?P<letter>[A-Za-z])\s*\\in\s*\\(?:mathbb|mathbf)\s*\{?(?P<set>[NZQRC])\}?\s*\)?$"
+)
+# Where or why a value is taken: `16\text{ at }x=2`.
+_PLACE = re.compile(
+    r"(?:[\s,;~]|\\q?quad(?![A-Za-z])|\\[,;: ])*\\(?:text|textrm|mathrm|mbox)\s*\{[\s,(]*(?:which )?(?:is |are )?"
+    r"(?:(?:attained |achieved |reached |obtained )?(?:when|at)|since|because|as|i\.e\.,?)\s*\}(?P<place>.*)$",
+    re.DOTALL,
 )
 _FALLING = re.compile(r">\s*=?|\\geq?(?![A-Za-z])")
 _RISING = re.compile(r"<|\\leq?(?![A-Za-z])")
@@ -52,6 +61,18 @@ def without_domain(text: str) -> tuple[str, str, str]:
     if match is None or not match.start():
         return text, "", ""
     return text[: match.start()].strip(), match["letter"], match["set"]
+
+
+def without_place(text: str) -> str:
+    r"""A plain constant without where or why it is taken. Example: of `36\text{ (when }x=6)` it is `36`.
+
+    A place with words or a list may hold another answer: nothing is left out then.
+    """
+    match = _PLACE.search(text)
+    if match is None or not match.start() or unknowns(text[: match.start()]) or not unknowns(match["place"]):
+        return text
+    words = r"\text" in match["place"] or re.search(r"\b(?:or|and)\b", match["place"])
+    return text if words or len(members(match["place"])[0]) > 1 else text[: match.start()].strip()
 
 
 def as_row(text: str) -> str:

@@ -3,16 +3,29 @@ r"""The answer that a response commits to: the last of its boxes and of the stat
 A statement is "The answer is ...", "Answer: ..." or "#### ...", in several languages, with a number that stands alone,
 with mathematics in dollar signs, or with a sentence that states one ("Answer: Janet makes $18 a day",
 `math_sentences.py`). One after the last box replaces it: "... \boxed{28}. So the correct answer is 56". Where there is
-neither, a last line `\therefore 5` or `\therefore b = 12`, or a last sentence "Thus, there are 5 such integers" states
-its number. Boxes with nothing but commas, "and" or "or" between them are one answer.
+no box, the last answer tags count as a statement. Where there is none of these, a last line `\therefore 5` or
+`\therefore b = 12`, or a last sentence "Thus, there are 5 such integers" states its number. Boxes with nothing but
+commas, "and" or "or" between them are one answer. Boxes that one sentence joins, or a line or a case for each, may hold
+the parts of a list.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from megasharp.tasks.extraction import boxes, displayed, ending, joined_boxes, last_line, own_part, statements
+from megasharp.tasks.extraction import (
+    Box,
+    boxes,
+    displayed,
+    ending,
+    joined_boxes,
+    last_line,
+    last_tag,
+    own_part,
+    statements,
+)
 from megasharp.tasks.math_characters import as_latex
 from megasharp.tasks.math_sentences import ANSWERS, ends_there, last_sentence, value_start
 from megasharp.tasks.math_units import number_in_words
@@ -55,6 +68,26 @@ _SUPPOSED = re.compile(
     re.IGNORECASE,
 )
 _SAID = re.compile(r"\s*(?:\\[A-Za-z]+|[A-Za-z])(?:_\{?\w+\}?)?\s*=\s*\S.*|\s*-?[\d\\].*")
+_LONGEST_BETWEEN = 1_000
+# Between boxes with the parts of a pair: signs, "and", "or", an item's mark, a name and its equals sign.
+_JOINT = re.compile(
+    r"(?:[\s$*,;:&]|\\[()\[\],;: ]|\\\\|\\q?quad(?![A-Za-z])|\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b"
+    r"|\n[ \t]*(?:[-+•]|\d{1,2}[.)])(?=\s)|(?<![A-Za-z\\])(?:[A-Za-z]|\\[a-z]{2,8})(?:_\{?\w\}?)?\s*=)*",
+    re.IGNORECASE,
+)
+# Between boxes with the parts of a list a sentence may go on, or the next case begin, but nothing be concluded.
+_SENTENCE_ENDS = re.compile(r"[.!?](?=[\s$*\\)]|$)|\n")
+_NEXT_CASE = re.compile(
+    r"(?:[.!?;]\W|\n)\W*(?:case\s*\W?(?:\d|[IVX]+|[b-e])\b"
+    r"|(?:in )?the (?:second|third|fourth|other|next) (?:root|solution|case)\b)",
+    re.IGNORECASE,
+)
+_CONCLUDES = re.compile(
+    r"\b(?:but|however|only|not|never|wrong|incorrect|mistake|fails?|failed|invalid|extraneous|reject\w*|discard\w*"
+    r"|impossible|contradict\w*|actually|instead|wait|rather|step|final|answer|number|count|total|sum|product"
+    r"|(?:so|hence|thus|therefore) the)\b|n't\b",
+    re.IGNORECASE,
+)
 
 # So far back a sentence may begin.
 _SENTENCE = 1_000
@@ -64,11 +97,13 @@ _SENTENCE = 1_000
 class Commitment:
     """The answer that a response commits to: texts of it, more than one where several boxes are joined.
 
-    `all_boxes` are the contents of every box, where a box is the answer: parts of a known list may be spread over them.
+    `named` are the contents of the last boxes that only commas, "and", names and the like part, which may be a known
+    pair; `listed` those of the last boxes that stand together, which may be a known list.
     """
 
     texts: tuple[str, ...]
-    all_boxes: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
+    listed: tuple[str, ...] = ()
     taken_back: bool = False
 
 
@@ -81,12 +116,17 @@ def commitment(text: str, line: bool = False) -> Commitment | None:
     found = boxes(text)
     end = found[-1].end if found else 0
     stated = _stated(text, end)
+    closed = text.rfind("</answer>")
+    tagged = None if found else last_tag(text)
+    if tagged and text.rfind("<answer>", 0, closed) > (stated[1] if stated else -1):
+        return Commitment((tagged,), taken_back=taken_back(text[closed + len("</answer>") :], tagged))
     if stated is not None:
         said, end = stated
         return Commitment((said,), taken_back=taken_back(text[end:], said))
     if found:
         last = tuple(dict.fromkeys(joined_boxes(text)[0]))
-        return Commitment(last, tuple(box.contents for box in found), taken_back(text[end:], ", ".join(last)))
+        named, listed = _last_of(text, found, _JOINT.fullmatch), _last_of(text, found, _stand_together)
+        return Commitment(last, named, listed, taken_back(text[end:], ", ".join(last)))
     stated_last = last_line(text) if line else None
     if not stated_last:
         # The end of the last line after a therefore sign: a number, or a name and its value.
@@ -97,6 +137,23 @@ def commitment(text: str, line: bool = False) -> Commitment | None:
         value = _in_sentence(sentence) if sentence else None
         stated_last = value[0] if value else None
     return Commitment((stated_last,)) if stated_last else None
+
+
+def _last_of(text: str, found: list[Box], joined: Callable[[str], object]) -> tuple[str, ...]:
+    """The contents of the last boxes between all of which is a text that `joined` accepts."""
+    first = len(found) - 1
+    while first and joined(text[found[first - 1].end : found[first].start]):
+        first -= 1
+    return tuple(box.contents for box in found[first:])
+
+
+def _stand_together(between: str) -> bool:
+    """Decide if the boxes before and behind a text may be parts of one list."""
+    if _JOINT.fullmatch(between):
+        return True
+    if len(between) > _LONGEST_BETWEEN or _CONCLUDES.search(between):
+        return False
+    return not _SENTENCE_ENDS.search(between) or _NEXT_CASE.search(between) is not None
 
 
 def _stated(text: str, after: int) -> tuple[str, int] | None:

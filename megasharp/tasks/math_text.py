@@ -23,9 +23,18 @@ _DRESS = re.compile(
 )
 # The option's label before its value, as in AMC: `\textbf{(B)}\ 24`.
 _OPTION = re.compile(
-    r"(?:\\(?:textbf|mathbf|text|textrm|mathrm)\s*\{\s*\(\s*[A-E]\s*\)\s*\}|\(?[A-E]\)(?=\\ |[\s~]))"
+    r"(?:\\(?:textbf|mathbf|text|textrm|mathrm)\s*\{\s*\(?\s*[A-E]\s*[):]\s*\}|(?:\(?[A-E]\)|[A-E]:)(?=\\ |[\s~]))"
     r"(?:\\[,;:! ]|\\q?quad|[\s~:])*(?=[-\d\\$(])"
 )
+_ENVIRONMENT = re.compile(
+    r"(?:\\left\s*\\\{\s*)?\\begin\s*\{(?P<name>cases|aligned|align\*?|gathered|split)\}(?P<rows>.*)\\end\s*\{(?P=name)\}"
+    r"(?:\s*\\right\s*\.)?",
+    re.DOTALL,
+)
+_ALIGNED = re.compile(r"&\s*(?=[=<>]|\\(?:approx|equiv|le|ge)|:=)|^\s*&", re.MULTILINE)
+_GOES_ON = re.compile(r"=|\\(?:approx|equiv)(?![A-Za-z])")
+_CAPITAL = re.compile(r"(?<![A-Za-z\\])[A-E](?![A-Za-z])")
+_LABEL = re.compile(r"\(?\s*([A-E])\s*\)?")
 _BRACED = re.compile(r"\s*\{([^{}]*)\}\s*")
 _SPELLINGS = tuple(
     (re.compile(re.escape(written) + (r"(?![A-Za-z])" if written[-1].isalpha() else "")), kept)
@@ -33,6 +42,7 @@ _SPELLINGS = tuple(
         (r"\dfrac", r"\frac"),
         (r"\tfrac", r"\frac"),
         (r"\displaystyle", ""),
+        (":=", "="),
         (r"\checkmark", ""),
         ("infinity", r"\infty"),
         (r"\log_e", r"\ln"),
@@ -43,6 +53,13 @@ _SPELLINGS = tuple(
         (r"^{\circ}", r"^\circ"),
     )
 )
+# `{8 \choose 4}` and `\binom84`, with arguments that no braces are in.
+_CHOOSE = re.compile(
+    r"(?:\{|^)([^{}=]*[^{}=\s])\s*\\choose(?![A-Za-z])\s*([^{}=]+)(?:\}|$)|\\[dt]?binom\s*(\d)\s*(\d)(?!\d)"
+)
+# The library reads `2\binom{8}{4}` and `\binom{3}{1}\binom{2}{1}` as mixed numbers: 2 and 70, 3 and 2.
+_TIMES_BINOMIAL = re.compile(r"(?<=\d)\s*(?=\\[dt]?binom(?![A-Za-z]))")
+_BINOMIAL_TIMES = re.compile(r"(\\[dt]?binom\s*\{[^{}]*\}\s*\{[^{}]*\})\s*(?=\\[dt]?binom|\\frac|\()")
 _THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!;: ]|\{,\}|,\\!)(?=\d{3}(?!\d))")
 _COMMA_THOUSANDS = re.compile(r"(?<![\d,.])(\d{1,3}(?:,\d{3})+)(?![\d,])")
 _DECIMAL_SIGN = re.compile(r"(?<=\d)\{[,.]\}(?=\d)")
@@ -55,8 +72,11 @@ _REPEATING = re.compile(
 _NEARLY = re.compile(r"(?:\\approx|\\simeq|\\sim|=)(?![A-Za-z])\s*")
 # What leads to an answer, and is no part of it: "The answer is 5", `\therefore 5`, `x is 5`.
 _LED = re.compile(
-    r"(?:\\(?:therefore|implies|Rightarrow|Longrightarrow)(?![A-Za-z])|\\text\s*\{[^{}]*(?:\bis|\bare|\bequals|\bexactly|[:=])\s*\}"
-    r"|(?:[Tt]hus|[Hh]ence|[Ss]o|[Tt]herefore),?\s|(?:[Tt]he )?(?:[Ff]inal )?[Aa]nswer(?: is)?\s*:?\s+|[A-Za-z] is\s+)"
+    r"(?:\\(?:therefore|implies|Rightarrow|Longrightarrow)(?![A-Za-z])|\\text\s*\{[^{}]*(?:\bis|\bare|\bequals|\bexactly|\bso|\bthus|\bhence|[:=])\s*\}"
+    r"|(?:[Tt]hus|[Hh]ence|[Ss]o|[Tt]herefore),?\s|(?:[Tt]he )?(?:[Ff]inal )?[Aa]nswer(?: is)?\s*:?\s+|[A-Za-z] is\s+"
+    # "The smallest n is 36", "Number of ways: 36", but not "Twice n is 36".
+    r"|\\text\s*\{\s*[Tt]he [^{}]*\}\s*[A-Za-z]\s*\\text\s*\{\s*(?:is|equals)\s*:?\s*\}"
+    r"|\\text\s*\{\s*(?!(?:[Tt]wice|[Dd]ouble|[Hh]alf|[Tt]riple|[Nn]ot)\b)[A-Za-z][^{}]*[a-z]{2}\s*\}\s*:(?=[\s~]*[-\d$\\])(?!\s*\\text))"
     r"(?:\\[,;: ]|\s|:)*(?=\S)"
 )
 _TIMES_TEN = re.compile(r"(?<=\d)\s*[xX*]\s*(?=10\s*\^)")
@@ -78,7 +98,12 @@ _WORD_COMMANDS = re.compile(r"\\(?:text|textbf|textrm|mathrm|mbox|operatorname)\
 _LETTERS = re.compile(r"\(?[A-Za-z][A-Za-z' -]*(?:(?<=[A-Za-z]{3} )\d+)?\)?\.?")
 _ENGLISH = re.compile(r"[A-Za-z]{3,}(?:[ -][A-Za-z]+)*|an? [a-z ]+")
 _FUNCTION = re.compile(r"sin|cos|tan|log|ln|exp|sqrt|pi|infty")
+_WORD = re.compile(r"[A-Za-z]{3}")
 _LEAST_LETTERS = 4
+_SMALL_WORDS = re.compile(
+    r"^(?:an?|the) (?=[a-z]{3})|^due (?=north|east|south|west)|(?<=^odd) function$|(?<=^even) function$"
+    r"|^(?:option|choice|answer) (?=[a-e]$)"
+)
 
 
 def plain(text: str) -> str:
@@ -97,10 +122,14 @@ def plain(text: str) -> str:
         text = _DRESS.sub("", text).strip()
         braced = _BRACED.fullmatch(text)
         text = braced[1].strip() if braced else text
+    environment = _ENVIRONMENT.fullmatch(text)
+    text = (_in_a_row(environment["rows"]) or text) if environment else text
     emphasised = _EMPHASIS.fullmatch(text)
     text = emphasised[1].strip() if emphasised else text
     for written, kept in _SPELLINGS:
         text = written.sub(kept.replace("\\", r"\\"), text)
+    text = _CHOOSE.sub(lambda match: rf"\binom{{{match[1] or match[3]}}}{{{match[2] or match[4]}}}", text)
+    text = _BINOMIAL_TIMES.sub(r"\1\\cdot ", _TIMES_BINOMIAL.sub(r"\\cdot ", text))
     text = _LED.sub("", text, count=1) if _LED.match(text) else text
     text = text.replace("{:}", ":")
     text = _DECIMAL_SIGN.sub(".", _THOUSANDS.sub("", _CLOSING.sub("", text)))
@@ -116,6 +145,21 @@ def plain(text: str) -> str:
         text = text.replace(" ", "")
     scientific = _SCIENTIFIC.fullmatch(text)
     return rf"{scientific[1]}\times10^{{{scientific[2]}}}" if scientific else _number(text)
+
+
+def _in_a_row(rows: str) -> str:
+    """The rows of equations as a list; a row that begins with a relation goes on with the one before it.
+
+    Rows with other columns, as of a function in pieces, are none: `""`.
+    """
+    found: list[str] = []
+    for row in _ALIGNED.sub("", rows).split(r"\\"):
+        equation = row.strip(" ,;\n\t")
+        if found and _GOES_ON.match(equation):
+            found[-1] += equation
+        elif equation:
+            found.append(equation)
+    return "" if "&" in "".join(found) else ", ".join(found)
 
 
 def _number(text: str) -> str:
@@ -162,17 +206,45 @@ def is_row(text: str) -> bool:
 
 
 def is_words(text: str) -> bool:
-    """Return True for words of a language: set as text, or at least four letters and no function's name."""
+    """Return True for words of a language: set as text, or at least four letters and no function's name.
+
+    `p - q` and `pq - r` are differences: of words with a hyphen one at least has three letters.
+    """
     inner = _WORD_COMMANDS.sub(r"\1", text).strip()
     if not _LETTERS.fullmatch(inner):
         return False
-    return inner != text or (len(inner.strip("().")) >= _LEAST_LETTERS and not _FUNCTION.search(inner))
+    if inner != text:
+        return True
+    if "-" in inner and not _WORD.search(inner):
+        return False
+    return len(inner.strip("().")) >= _LEAST_LETTERS and not _FUNCTION.search(inner)
+
+
+def option_of(text: str) -> str:
+    r"""The label of the one option that an answer is, with its value; `""` of another answer.
+
+    Example: of `\textbf{(C)}\ 12` it is `C`.
+    """
+    match = _OPTION.match(text)
+    if match is None or _CAPITAL.search(text, match.end()):
+        return ""
+    return next(sign for sign in match[0] if sign in "ABCDE")
+
+
+def label_of(text: str) -> str:
+    r"""The label that an answer is, alone. Example: of `\text{(C)}` it is `C`."""
+    match = _LABEL.fullmatch(_WORD_COMMANDS.sub(r"\1", text).strip())
+    return match[1] if match else ""
 
 
 def words(text: str) -> str:
-    r"""Words in one spelling. Example: `words(r"\text{ (B)}.")` is `b`."""
+    r"""Words in one spelling: no case, brackets or article, no "due" before "east", "function" behind "odd", "option".
+
+    Example: `words(r"\text{ (B)}.")` is `b`.
+    """
     inner = _WORD_COMMANDS.sub(r"\1", text)
-    return " ".join(inner.replace("(", " ").replace(")", " ").strip(" .").casefold().split())
+    said = " ".join(inner.replace("(", " ").replace(")", " ").strip(" .").casefold().split())
+    return _SMALL_WORDS.sub("", said)
 
 
 def has_index(text: str) -> bool:

@@ -22,7 +22,8 @@ _UNITS = {
         ("mi", "mile"),
         ("g", "gram"),
         ("kg", "kilogram"),
-        ("lb", "pound"),
+        # Pounds of weight and of money are one name; no answer has both.
+        ("lb", "pound", "£"),
         ("s", "sec", "second"),
         ("min", "minute"),
         ("h", "hr", "hour"),
@@ -33,6 +34,8 @@ _UNITS = {
         ("m/s", "meters per second"),
         ("cent",),
         ("dollar", "usd"),
+        ("euro", "€", "eur"),
+        ("rupee", "₹", "rs"),
         ("degree", r"^\circ", r"^{\circ}"),
         ("arcminute", "'", r"^\prime", r"^{\prime}"),
         ("radian", "rad"),
@@ -44,13 +47,19 @@ _UNITS = {
 _TEXT = r"\\(?:text|textrm|textbf|textit|mathrm|mathbf|mbox|operatorname)"
 _SPACES = r"(?:\\[,;:! ]|\\quad|[\s~])*"
 _UNIT = re.compile(
-    rf"{_SPACES}(?:{_TEXT}\s*\{{\s*(?P<command>[A-Za-z/. ]+?)\s*\}}|(?<=[\d\s}}])(?P<bare>[A-Za-z/ ]+?|[ap]\.m\.?)"
-    r"|(?P<sign>\^\s*\{?\s*\\(?:circ|prime)\s*\}?|(?<=\d)'))"
+    rf"{_SPACES}(?:{_TEXT}\s*\{{\s*(?P<command>[A-Za-z/. €£₹]+?)\s*\}}|(?<=[\d\s}}])(?P<bare>[A-Za-z/ ]+?|[ap]\.m\.?)"
+    r"|(?P<sign>\^\s*\{?\s*\\(?:circ|prime)\s*\}?|(?<=\d)'|[€£₹]))"
     r"(?P<power>\s*\^\s*\{?[23]\}?)?$"
 )
 _PER = re.compile(rf"{_TEXT}\s*\{{\s*([A-Za-z]+)(?:\\[,;: ]|\\cdot\s*|\s)*([A-Za-z]+)\s*\^\s*\{{?-1\}}?\s*\}}$")
+_OVER = re.compile(
+    rf"\\d?frac\s*\{{\s*{_TEXT}\s*\{{\s*([a-z]+)\s*\}}\s*\}}\s*\{{\s*{_TEXT}\s*\{{\s*([a-z]+)\s*\}}\s*\}}$"
+)
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*(?:\\?%|percent)\s*\}|percent)$")
-_DOLLARS = re.compile(r"^(-?)\s*\\?\$\s*(?=[\d.\\])")
+_CURRENCY = re.compile(
+    r"^(-?)\s*(?:(?P<dollar>\\?\$)|(?P<lb>£|\\pounds(?![A-Za-z]))|(?P<euro>€|\\euro(?![A-Za-z])|\\text\{\s*€\s*\})"
+    r"|(?P<rupee>₹|\\text\{\s*(?:₹|Rs\.?)\s*\}))\s*(?=[\d.\\])"
+)
 
 # Words by which a number is multiplied, of English and Chinese.
 _TIMES: dict[str, Fraction] = {
@@ -80,7 +89,9 @@ _OTHER = re.compile(
     re.IGNORECASE,
 )
 _LAST_TEXT = re.compile(rf"{_SPACES}{_TEXT}\s*\{{(?P<text>[^{{}}]*)\}}$")
+_UNIT_POWER = re.compile(rf"{_SPACES}{_TEXT}\s*\{{\s*units?\s*\}}\s*\^\s*\{{?\s*[23]\s*\}}?$")
 _LAST_WORDS = re.compile(r"(?<=[\d)}])(?:\s+|~|\\[,;: ])(?P<text>[A-Za-z]{2,}(?:[ -][A-Za-z]{2,})*)$")
+_NUMBER_IN_TEXT = re.compile(rf"{_TEXT}\s*\{{\s*(-?\d[\d,]*(?:\.\d+)?)(?:\s+([A-Za-z][A-Za-z .'-]*?))?\s*\}}")
 # A number goes on: `5\ldots` is no 5.
 _GOES_ON = re.compile(r"(?:\\[lcv]?dots|\.{3}|\u2026)\s*$")
 _FUNCTIONS = re.compile(r"sin|cos|tan|log|ln|exp|sqrt|pi|mod|cup|cap|frac|inf")
@@ -91,10 +102,10 @@ def without_unit(text: str) -> tuple[str, str]:
 
     Example: `without_unit(r"60\,\text{ kilometers per hour}")` is `("60", "km/h")`.
     """
-    text = _PER.sub(r"\\text{\1/\2}", text)
-    dollars = _DOLLARS.match(text)
-    if dollars:
-        return dollars[1] + text[dollars.end() :], "dollar"
+    text = _PER.sub(r"\\text{\1/\2}", _OVER.sub(r"\\text{\1/\2}", text))
+    currency = _CURRENCY.match(text)
+    if currency:
+        return currency[1] + text[currency.end() :], currency.lastgroup or ""
     match = _UNIT.search(text)
     if match is None or not match.start():
         return text, ""
@@ -124,6 +135,7 @@ def without_words(text: str) -> str | None:
     """
     if _GOES_ON.search(text) and re.fullmatch(r"-?\d+", _GOES_ON.sub("", text).strip()):
         return None
+    text = _UNIT_POWER.sub("", text)
     match = _LAST_TEXT.search(text) or _LAST_WORDS.search(text)
     if match is None or not match.start():
         return text
@@ -133,7 +145,8 @@ def without_words(text: str) -> str | None:
     word = said.partition(" ")[0].casefold().strip(".,")
     if word in _POWERS:
         return f"({before})^{{{_POWERS[word]}}}"
-    factor = _TIMES.get(word) or _TIMES.get(word.removesuffix("s"))
+    # `36\text{k}` is 36,000; K is no such sign.
+    factor = Fraction(1000) if said == "k" else _TIMES.get(word) or _TIMES.get(word.removesuffix("s"))
     if re.search(r"\d", said) or _OTHER.search(said):
         return None
     if factor is not None:
@@ -141,6 +154,26 @@ def without_words(text: str) -> str | None:
     if match.re is _LAST_WORDS and _FUNCTIONS.search(said):
         return text
     return before
+
+
+def number_in_text(text: str) -> str:
+    r"""A plain answer set as text that begins with its number, with the words alone as text.
+
+    Example: of `\text{36 years old}` it is `36\text{ years old}`, of `\text{073}` `073`.
+    """
+    match = _NUMBER_IN_TEXT.fullmatch(text)
+    if match is None:
+        return text
+    return rf"{match[1]}\text{{ {match[2]}}}" if match[2] else match[1]
+
+
+def measures(text: str) -> list[tuple[str, str]]:
+    r"""The numbers and units of `2\text{ hours } 30\text{ minutes}`, in words or not; none of another answer."""
+    words = re.sub(rf"{_TEXT}|\\[,;: ]|[{{}},~]|\band\b", " ", text).casefold()
+    if not re.fullmatch(r"(?:\s*\d+(?:\.\d+)?\s*[a-z]{2,}){2,}\s*", words):
+        return []
+    found = re.findall(r"(\d+(?:\.\d+)?)\s*([a-z]+)", words)
+    return [(number, _UNITS.get(name) or _UNITS.get(name.removesuffix("s")) or name) for number, name in found]
 
 
 def number_in_words(text: str) -> Fraction | None:
