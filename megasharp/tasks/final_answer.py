@@ -134,17 +134,25 @@ def _cut(text: str) -> str:
 
 def _answers_again(text: str) -> bool:
     """Return whether another answer than the one before it may have been cut off: in a box or tag, or in a doubt."""
-    if _DOUBT_BEGUN.search(text) or _BOX_BEGUN.search(text):
+    if _begins_doubt(text) or _BOX_BEGUN.search(text[-_LONGEST:]):
         return True
-    pairs = ((open_box(text), last_box(text)), (open_tag(text), last_tag(text)))
-    return any(begun is not None and not (whole or "").startswith(begun) for begun, whole in pairs)
+    pairs = ((open_box(text), last_box), (open_tag(text), last_tag))
+    return any(begun is not None and not (whole(text) or "").startswith(begun) for begun, whole in pairs)
+
+
+def _begins_doubt(text: str) -> bool:
+    """Return whether the last sentence, or what follows mathematics in it, begins with doubt: "Wait, that is"."""
+    text = text[-_LONGEST:].removesuffix("\n")
+    sentence = text[max(text.rfind(mark) for mark in ".!?\n") + 1 :]
+    before = (sentence[: doubt.start()].rstrip() for doubt in _DOUBT.finditer(sentence))
+    return any(not each or each.endswith(("}", "$")) for each in before)
 
 
 # Another box that is joined to the one before it.
 _BOX_BEGUN = re.compile(r"(?:\bor\b|\band\b|,)[\s$]*\\(?:b(?:o(?:x(?:e(?:d(?:\{\s*)?)?)?)?)?)?$")
-_DOUBT_BEGUN = re.compile(
-    r"(?:[.!?}$\n]|\A)[\s$.]*(?:wait|but|however|hmm|actually|no|oh|sorry|oops)\b[^.!?\n]*$", re.IGNORECASE
-)
+_DOUBT = re.compile(r"(?<!\w)(?:wait|but|however|hmm|actually|no|oh|sorry|oops)\b", re.IGNORECASE)
+# So much of the end is searched for these two. It is done where a run waits for it, not in workers.
+_LONGEST = 2_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,9 @@ def chosen_label(text: str, options: Mapping[str, str]) -> str | None:
     if stated and (label is not None or not found):
         first = rf"\W*\b{re.escape(label) if label else '[A-Z0-9]{1,2}'}\b[)\]}}$*\"']*"
         behind = re.sub(first, "", text[end + start :], count=1, flags=re.IGNORECASE)
+        # The option's own text is no word about it.
+        text_of = options[label].strip() if label else ""
+        behind = re.sub(rf"(?i)^\W*{re.escape(text_of)}", "", behind, count=1) if text_of else behind
         return _kept(label, behind, options)
     if found:
         labels = {label_in(each, options, boxed=True) for each in joined_boxes(text)[0]}

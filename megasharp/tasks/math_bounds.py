@@ -97,7 +97,9 @@ MAX_FUNCTIONS = 2
 MAX_SYMBOLIC = 4
 
 _COMPUTES = re.compile(
-    r"\\(?:i*int|oint|sum|prod|lim|limsup|liminf|bigcup|bigcap)(?![A-Za-z])|\\frac\{d\}|!\s*!|\)\s*!|\}\s*!"
+    r"\\(?:i*int|oint|sum|prod|lim|limsup|liminf|bigcup|bigcap)(?![A-Za-z])|\\frac\{d\}"
+    # A factorial of anything but a number or a letter: of a bracket, a bar, `\rfloor`, or another factorial.
+    r"|(?:[^\w\s\\]|\\[A-Za-z]+)\s*!"
 )
 # Factorials that stay as they are, `(2n)!` and `(m+n)!`: a few, with their squares and beside no other powers.
 _SYMBOLIC = re.compile(r"\(\s*[23]?\s*[a-z]\s*(?:[+-]\s*[12a-z]\s*)?\)\s*!(?!\s*!)")
@@ -163,7 +165,8 @@ def _grows(text: str) -> bool:
         # sympy multiplies out the product of so many terms.
         if _LETTER.search(arguments) and max(map(int, numbers), default=0) > MAX_DEGREE:
             return True
-        if numbers and ("^" in arguments or "!" in arguments or max(map(len, numbers)) > MAX_FACTORIAL_DIGITS + 1):
+        # A half as an argument makes a constant whose powers no machine computes.
+        if numbers and (any(sign in arguments for sign in "^!.") or max(map(len, numbers)) > MAX_FACTORIAL_DIGITS + 1):
             return True
     return False
 

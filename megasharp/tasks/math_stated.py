@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from megasharp.tasks.extraction import (
+    CUT,
     Box,
     boxes,
     displayed,
@@ -34,8 +35,8 @@ from megasharp.tasks.retraction import taken_back
 # Words after a number that make another one of it.
 _CHANGING = (
     r"(?:or|maybe|perhaps|possibly|alternatively|otherwise|and(?! not\b)|to|times|plus|minus|over|by|divided|multiplied"
-    r"|squared|cubed|factorial|choose|mod|modulo|raised|half|halves|thirds|quarters|tenths|hundredths|dozen|hundred|thousand|million|billion|trillion|pi|sqrt|sin|cos|tan|log"
-    r"|ln|exp)\b"
+    r"|squared|cubed|factorial|choose|mod|modulo|raised|half|halves|thirds|quarters|tenths|hundredths|dozen|hundred"
+    r"|thousand|million|billion|trillion|pi|sqrt|sin|cos|tan|log|ln|exp)\b"
 )
 _REASON = r"\b(?:because|since|as|than|not|exclud\w*)\b"
 # Text that leaves the number before it as it is: signs that close, then the end of line or sentence, words, a unit.
@@ -53,7 +54,8 @@ _UNCHANGED = (
     ")"
 )
 _NUMBER = re.compile(
-    r"[\s$*(\"\\]*?(-?\s?\$?(?:\\[dt]?frac\{\d+\}\{\d+\}|\d+\s\d+/\d+|\d+(?:,\d+)*(?:\.\d+)?(?:\s?/\s?\d+)?)"
+    r"[\s$*(\"\\]*?(-?\s?\$?(?:\\[dt]?frac\{\d++\}\{\d++\}|\d++\s\d++/\d++"
+    r"|\d++(?:,\d++)*(?:\.\d++)?(?:\s?/\s?\d++)?)"
     rf"(?:\s?(?:\\?%|percent\b))?){_UNCHANGED}"
 )
 _FORMULA = re.compile(
@@ -63,10 +65,19 @@ _THEREFORE = re.compile(
     r"^[\s$*]*(?:\\\(\s*)?\\therefore(?![A-Za-z])(?:\\[,;: ]|\s)*(?P<said>[^\n$]{1,400}?)(?:[\s$*.]|\\\))*$"
 )
 _SUPPOSED = re.compile(
-    r"\b(?:suppose|assume|imagine|pretend|if the|claims?|thinks?|people (?:think|say|believe)"
+    r"\b(?:suppose|assume|imagine|pretend|if (?:the|my|this)|claims?|(?<!I )thinks?|people (?:think|say|believe)"
     r"|(?:might|may|could|would) (?:think|say|believe|guess|expect))\b",
     re.IGNORECASE,
 )
+# Statements of no answer, but that one stands: "the answer is unchanged".
+_KEEPS = re.compile(
+    r"\s*(?:still |also )?(?:unchanged|unaffected|not (?:affected|changed)|the same|correct|right|confirmed|verified)\b"
+    r"(?=[\s*]*(?:[.,;!]|$))",
+    re.IGNORECASE,
+)
+_SPACES = re.compile(r"\s{2,}")
+# So much of a statement and of the sentence before it is read: no known answer is longer.
+_LONGEST = 2_000
 _SAID = re.compile(r"\s*(?:\\[A-Za-z]+|[A-Za-z])(?:_\{?\w+\}?)?\s*=\s*\S.*|\s*-?[\d\\].*")
 _LONGEST_BETWEEN = 1_000
 # Between boxes with the parts of a pair: signs, "and", "or", an item's mark, a name and its equals sign.
@@ -88,9 +99,6 @@ _CONCLUDES = re.compile(
     r"|(?:so|hence|thus|therefore) the)\b|n't\b",
     re.IGNORECASE,
 )
-
-# So far back a sentence may begin.
-_SENTENCE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,51 +132,66 @@ def commitment(text: str, line: bool = False) -> Commitment | None:
         said, end = stated
         return Commitment((said,), taken_back=taken_back(text[end:], said))
     if found:
-        last = tuple(dict.fromkeys(joined_boxes(text)[0]))
+        last = tuple(dict.fromkeys(map(_clipped, joined_boxes(text)[0])))
         named, listed = _last_of(text, found, _JOINT.fullmatch), _last_of(text, found, _stand_together)
         return Commitment(last, named, listed, taken_back(text[end:], ", ".join(last)))
     stated_last = last_line(text) if line else None
     if not stated_last:
         # The end of the last line after a therefore sign: a number, or a name and its value.
-        match = _THEREFORE.match(ending(text).rstrip().rpartition("\n")[2])
+        match = _THEREFORE.match(_clipped(ending(text).rstrip().rpartition("\n")[2]))
         stated_last = match["said"].strip() if match and _SAID.fullmatch(match["said"]) else None
     if not stated_last and not statements(text.rstrip().rpartition("\n")[2]):
         sentence = last_sentence(text)
         value = _in_sentence(sentence) if sentence else None
         stated_last = value[0] if value else None
-    return Commitment((stated_last,)) if stated_last else None
+    return Commitment((_clipped(stated_last),)) if stated_last else None
+
+
+def _clipped(text: str) -> str:
+    """Return a text with single spaces; of one longer than any known answer, enough to be none.
+
+    Patterns would read what is longer for minutes.
+    """
+    text = _SPACES.sub(" ", text)
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + CUT
+
+
+def _is_supposed(text: str, start: int) -> bool:
+    """Return whether the sentence before a statement only supposes it, or ascribes it to others."""
+    least = max(0, start - _LONGEST)
+    sentence = max(least, *(text.rfind(mark, least, start) + 1 for mark in ".!?\n"))
+    return bool(_SUPPOSED.search(text, sentence, start))
 
 
 def _last_of(text: str, found: list[Box], joined: Callable[[str], object]) -> tuple[str, ...]:
     """The contents of the last boxes between all of which is a text that `joined` accepts."""
     first = len(found) - 1
-    while first and joined(text[found[first - 1].end : found[first].start]):
+    while first:
+        between = text[found[first - 1].end : found[first].start]
+        if len(between) > _LONGEST_BETWEEN or not joined(between):
+            break
         first -= 1
-    return tuple(box.contents for box in found[first:])
+    return tuple(_clipped(box.contents) for box in found[first:])
 
 
 def _stand_together(between: str) -> bool:
     """Decide if the boxes before and behind a text may be parts of one list."""
     if _JOINT.fullmatch(between):
         return True
-    if len(between) > _LONGEST_BETWEEN or _CONCLUDES.search(between):
+    if _CONCLUDES.search(between):
         return False
     return not _SENTENCE_ENDS.search(between) or _NEXT_CASE.search(between) is not None
 
 
 def _stated(text: str, after: int) -> tuple[str, int] | None:
     """The number or formula of the last statement after a place, and where it ends; None where it has none."""
-    found: list[tuple[str, int]] = []
-    for said, start in statements(text[after:]):
-        # A sentence may only suppose the answer that it states, or ascribe it to others.
-        begin = max(after + start - _SENTENCE, 0)
-        sentence = max(begin, *(text.rfind(mark, begin, after + start) + 1 for mark in ".!?\n"))
-        if not _SUPPOSED.search(text, sentence, after + start):
-            found.append((said, start))
-    if not found:
+    stated = (each for each in reversed(statements(text[after:])) if not _KEEPS.match(each[0]))
+    found = next((each for each in stated if not _is_supposed(text, after + each[1])), None)
+    if found is None:
         return None
-    said, start = found[-1]
+    said, start = found
     said, start = said.lstrip(" \t*"), start + len(said) - len(said.lstrip(" \t*"))
+    said = _clipped(said)
     value = _value(said) or _in_sentence(said)
     if value is not None:
         return value[0], after + start + value[1]

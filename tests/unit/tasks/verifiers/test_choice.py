@@ -215,3 +215,9 @@ def test_an_option_s_text_in_other_latex_is_that_option_s(text: str, chosen: str
 
 def test_the_table_names_the_task() -> None:
     assert make_verifiers()["choice"](r"\boxed{B}", FOUR).outcome is Outcome.CORRECT
+
+
+def test_the_text_of_the_option_is_no_word_about_it() -> None:
+    answer = ChoiceAnswer("B", ("A", "B", "C"), ("tin", "iron", "lead"))
+    for text, right in (("Sorry, I meant C.", False), ("Wait, C is better.", False), ("It is not tin or lead.", True)):
+        assert (verify(f"The answer is B. iron.\n\n{text}", answer).reward == 1.0) is right

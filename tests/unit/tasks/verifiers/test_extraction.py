@@ -150,10 +150,79 @@ def test_a_response_ends_where_another_problem_begins(text: str, own: str) -> No
         (". I can't give an answer.", True),
         (". I hope it is correct.", False),
         (". I am not sure.", False),
+        # A root, a case or an option that is ruled out.
+        (". The other root is negative, so it does not work.", False),
+        (". We reject the other root: it is not valid.", False),
+        (". The second case is impossible: it doesn't work.", False),
+        (". The ribosome makes proteins, so it is incorrect.", False),
+        (". It is tempting to double count, but this is wrong.", False),
+        (". Never mind the sign; it cancels.", False),
+        (". Never mind.", True),
+        (". I was wrong to doubt it.", False),
+        (". I was wrong about the parity, but the result is unchanged.", False),
+        (". I made a mistake in line two, but the final result is unchanged.", False),
+        (". Hmm, that doesn't satisfy the equation. Let me try again.", True),
+        (". But this contradicts the assumption.", True),
+        (". I computed it twice, and my answer is wrong.", True),
+        (". I don't think that's correct.", True),
     ],
 )
 def test_answers_that_are_taken_back(after: str, taken: bool) -> None:
     assert taken_back(after) is taken
+
+
+@each_case(
+    ("after", "taken"),
+    [
+        (". Correction: $x = 7$.", True),
+        (". I apologize, the correct value is $x = 7$.", True),
+        (". Alternatively, the answer might be 7.", True),
+        (". So the answer must be 7.", True),
+        (". The second equation gives 14, so x=7 and not 5.", True),
+        (". Actually, I think the answer is 7.", True),
+        (". No, x must be 7.", True),
+        (". The answer is 5 or 7.", True),
+        (". But 5 does not satisfy the second equation.", True),
+        (". The answer is not 5.", True),
+        (". The correct value is $5.0$.", False),
+        (". Hence 5, not 7.", False),
+        (". However, if order counted, the answer would be 7.", False),
+        (". The value of y is 7.", False),
+        (". The correct value of the discriminant is 49.", False),
+        (". One might think that the answer is 7.", False),
+        (". Actually, it is $10/2$.", False),
+    ],
+)
+def test_another_answer_takes_the_first_back(after: str, taken: bool) -> None:
+    assert taken_back(after, "5") is taken
+
+
+@each_case(
+    ("after", "taken"),
+    [
+        (". On reflection, B is the correct answer.", True),
+        (". However, B could also be correct.", True),
+        (". Both B and C are acceptable.", True),
+        (". The correct choice is B.", True),
+        (". C is wrong.", True),
+        (". C is the correct answer.", False),
+        (". B is not correct.", False),
+        (". B is a correct statement about cells.", False),
+        (". B would be correct if it asked about proteins.", False),
+        (". Both A and B are incorrect.", False),
+    ],
+)
+def test_another_option_takes_the_first_back(after: str, taken: bool) -> None:
+    assert taken_back(after, "C") is taken
+
+
+@each_case(
+    "sign", ["\n", " ", ".", "$", "no ", "no, ", "sorry. ", "correction: ", "5 ", "? no ", "that is wrong ", "\n* "]
+)
+def test_retractions_are_searched_at_once(sign: str) -> None:
+    started = time.process_time()
+    taken_back(sign * 1_000, "7"), taken_back(f"it is {sign * 1_000}", "7")
+    assert time.process_time() - started < 2.0
 
 
 @each_case(

@@ -5,6 +5,7 @@ Nothing else tests what thinking and the limit of tokens do to verdicts; verifie
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -119,6 +120,40 @@ def test_what_was_cut_off_counts_where_its_answer_is_complete(
     assert outcome_of(item)[0] is outcome
     assert outcome_of(item, AnswerRule(truncated="wrong")) == (Outcome.FORMAT, CUT_OFF)
     assert outcome_of(item, WHOLE) == outcome_of(replace(item, truncated=False), WHOLE)
+
+
+@each_case(
+    ("text", "answered"),
+    [
+        (r"\boxed{5}. Wait, that", False),
+        ("\\boxed{5}\n\nWait, maybe\n", False),
+        (r"$\boxed{5}$ but", False),
+        (r"\boxed{5}. Or rather, no", True),
+        (r"\boxed{5}. Wait: yes. It", True),
+        (r"\boxed{5}. But" + " so" * 1_000, True),
+    ],
+)
+def test_a_doubt_that_was_cut_off(text: str, answered: bool) -> None:
+    assert (final_text(text, truncated=True).text is not None) is answered
+
+
+@each_case(
+    "sign",
+    [
+        *("\n", " ", ".", "$", "$ ", "\\ ", "1", "a ", "**", "{", "}\n", "x. ", "$ wait ", ", ", "or \\b", "答案是5个"),
+        *("\\boxed{", "\\boxed{}", "\\boxed(", "\\boxed ", "\\boxed{5} or ", "<think>", "<answer>", "\n.$ 1a"),
+    ],
+)
+def test_the_time_grows_with_the_length(sign: str) -> None:
+    """It is spent before the workers, where no limit of time ends it. With eight times the length, 64 were too much."""
+    times = [min(_seconds(sign * (size // len(sign))) for _ in range(3)) for size in (10_000, 20_000, 40_000, 80_000)]
+    assert times[-1] / max(times[0], 0.001) < 24, times
+
+
+def _seconds(text: str) -> float:
+    started = time.process_time()
+    final_text(f"\\boxed{{5}}\n{text}", truncated=True)
+    return time.process_time() - started
 
 
 def test_a_mark_that_is_asked_for_must_be_there() -> None:

@@ -602,6 +602,10 @@ def test_any_answer_may_be_on_a_line_that_the_prompt_asks_for(
         r"\frac{((9n+9)!)^{12}}{((8n+8)!)^{12}}",
         r"\frac{(9n+9)!(8n+8)!}{(7n+7)!(6n+6)!}",
         r"\frac{(9n+9)!(9m+9)!(9k+9)!(9l+9)!}{(8n+9)!(8m+9)!(8k+9)!(8l+9)!}",
+        "|1000000000|!",
+        "|10^{26}|!",
+        r"\lfloor 10^{9}\rfloor !",
+        r"\binom{5}{0.5}\ln y",
         "2^{9!}",
         r"\binom{1000000000}{500000000}",
         r"\binom{10^9}{5}",
@@ -655,6 +659,36 @@ def test_bombs_are_judged_in_bounded_time(bomb: str) -> None:
         started = time.process_time()
         assert judge(gold, bomb) is WRONG
         assert time.process_time() - started < SOON_S
+
+
+def test_the_library_is_given_no_binomial_of_a_decimal() -> None:
+    started = time.process_time()
+    assert judge(r"|\binom{5}{100}+\log_{y} 2|", r"\binom{5}{0.5}\%") is WRONG
+    assert time.process_time() - started < SOON_S
+
+
+def test_statements_that_keep_an_answer_or_correct_it() -> None:
+    for text in ("I fixed a typo; the answer is unchanged.", "If my answer is wrong, tell me."):
+        assert verify(f"The answer is 5.\n\n{text}", MathAnswer("5")).outcome is CORRECT
+    assert verify("The answer is 5.\n\nActually, I think the answer is 7.", MathAnswer("5")).outcome is WRONG
+
+
+@each_case(
+    "text",
+    [
+        "The answer is " + "1" * 90_000,
+        "The answer is " + "1," * 45_000,
+        "答案是5个" * 20_000 + "or 6",
+        r"\boxed{5" + r"\ " * 5_000 + "}",
+        r"\boxed{" + "1" * 90_000 + "}",
+        r"\boxed{5" + " " * 90_000 + "x}",
+        r"\therefore 5" + " " * 90_000 + "x",
+    ],
+)
+def test_long_statements_are_read_in_bounded_time(text: str) -> None:
+    started = time.process_time()
+    verify(text, MathAnswer("5"))
+    assert time.process_time() - started < SOON_S
 
 
 def test_a_bomb_that_the_data_set_asks_for_is_compared_as_text() -> None:
