@@ -54,6 +54,7 @@ class Comparison:
 
     fault: str = ""
 
+    # One question after the other: the first that applies decides, and the order is what there is to read.
     def same(self, gold: str, given: str) -> bool:
         """Return True where two plain answers are the same; the first is the known one."""
         gold, given = _same_letters(*map(one_notation, (gold, given)))

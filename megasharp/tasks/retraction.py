@@ -216,7 +216,9 @@ def taken_back(after: str, answer: str = "") -> bool:
     Example: `taken_back(". Wait, that is wrong, I give up.")` is True, `taken_back(". Let me verify: yes.")` is not.
     """
     after = after[-_LONGEST:].replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
-    said = [*_said(after, answer), *(_others(after, answer) if answer else ())]
+    said = [*_said(after, answer)]
+    if answer:
+        said += ((place, "taken") for place in (*_replaced(after, answer), *_denied(after, answer)))
     taken = False
     for _, what in sorted(said):
         taken = what == "taken" or (taken and what != "kept")
@@ -240,25 +242,26 @@ def _said(after: str, answer: str) -> Iterator[tuple[int, str]]:
     yield from ((match.start(), "kept") for match in _KEPT.finditer(after))
 
 
-def _others(after: str, answer: str) -> Iterator[tuple[int, str]]:
-    """Where another answer than the one given is named, or that one itself is said to be wrong."""
+def _replaced(after: str, answer: str) -> Iterator[int]:
+    """Where another answer than the one given is named."""
     for match in _INSTEAD_OF_IT.finditer(after):
         if not _same(match[1], answer) and _is_talk(after[: match.start()]):
-            yield match.start(), "taken"
-    for pattern in (_STATED_ANEW, _EITHER, _RIGHT_LABEL):
-        for match in pattern.finditer(after) if pattern is not _RIGHT_LABEL or _is_label(answer) else ():
+            yield match.start()
+    for pattern in (_STATED_ANEW, _EITHER, *((_RIGHT_LABEL,) if _is_label(answer) else ())):
+        for match in pattern.finditer(after):
             named = [each for each in match.groups() if each]
             if not all(_same(each, answer) for each in named) and not _SUPPOSED.search(_sentence(after, match)):
-                yield match.start(), "taken"
-    for match in _NOT_IT.finditer(after):
-        if _same(match[1], answer) and not _SUPPOSED.search(_sentence(after, match)):
-            yield match.start(), "taken"
+                yield match.start()
+
+
+def _denied(after: str, answer: str) -> Iterator[int]:
+    """Where the very answer given is named as a wrong one."""
+    denied = [match for match in _NOT_IT.finditer(after) if _same(match[1], answer)]
+    failing = [match for match in _NAMED.finditer(after) if match["named"].strip(".,") == answer.strip()]
+    yield from (match.start() for match in denied + failing if not _SUPPOSED.search(_sentence(after, match)))
     for match in _AND_NOT.finditer(after):
         if _same(match[2], answer) and not _same(match[1], answer):
-            yield match.start(), "taken"
-    for match in _NAMED.finditer(after):
-        if match["named"].strip(".,") == answer.strip() and not _SUPPOSED.search(_sentence(after, match)):
-            yield match.start(), "taken"
+            yield match.start()
 
 
 def _is_label(answer: str) -> bool:
