@@ -204,7 +204,8 @@ def test_tokens_of_another_runs_weights_are_never_taken(started: FleetSettings, 
         behave(fleet.by_hand, {"version": str(WeightLabel(version, "another"))})
         assert (other.version(), fleet.by_hand.api.version()) == (version, FOREIGN)
         assert fleet.sampled_by() == {0}
-        wait_until(lambda: fleet.conditions() == ["serving", "stale"])
+        # The condition comes before the word about it, from another thread.
+        wait_until(lambda: fleet.conditions() == ["serving", "stale"] and bool(fleet.told))
         assert f"{fleet.name} holds weights that another run pushed" in fleet.told[0]
         behave(fleet.by_hand, {})
         fleet.sync.push(Weights())
