@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from nbclient import NotebookClient
 
-from megasharp.evals.compare import Difference, compare
+from megasharp.evals.compare import Difference, Side, compare
 from megasharp.evals.result_files import load_result
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -46,7 +46,9 @@ def differences(runs: Path, before: str, after: str) -> dict[str, Difference]:
     """Paired differences between two evaluations, by metric; `base` is the model that all runs begin with."""
     files = [_folder(runs, name, "evals") / "countdown_test.json" for name in (before, after)]
     one, other = (load_result(file) for file in files)
-    return {found.name: found for found in compare(one, other, one.ks, (files[0], files[1])).differences}
+    return {
+        found.name: found for found in compare(Side([one], files[:1]), Side([other], files[1:]), one.ks).differences
+    }
 
 
 def ranks(runs: Path, name: str) -> np.ndarray:
