@@ -33,7 +33,7 @@ _TAKEN = {
 
 
 def _check_options(ctx: typer.Context) -> None:
-    """Raise UserError for options that the command would not heed."""
+    """Raise UserError for options that would have no effect on this command."""
     given = {
         each.name: each.opts[0]
         for each in ctx.command.params
