@@ -143,8 +143,8 @@ class _Verification:
         verdicts = judged(self.judge, completions, items)
         each = (time.monotonic() - start) / max(1, len(places))
         return [
-            self._sample(one, index, completion, text, tokens, verdict, each)
-            for (one, index, completion), text, tokens, verdict in zip(places, texts, sampled, verdicts, strict=True)
+            self._sample(one, index, completion, item, verdict, each)
+            for (one, index, completion), item, verdict in zip(places, items, verdicts, strict=True)
         ]
 
     def _text(self, completion: Completion, tokens: Sequence[int]) -> str:
@@ -157,8 +157,7 @@ class _Verification:
         one: Finished,
         index: int,
         completion: Completion,
-        text: str,
-        tokens: Sequence[int],
+        item: Item,
         verdict: Verdict,
         judged_s: float,
     ) -> StoredSample:
@@ -170,8 +169,8 @@ class _Verification:
             index=index,
             greedy=one.greedy,
             seed=completion.seed,
-            text=_storable(text),
-            token_ids=tokens if completion.text is None else None,
+            text=_storable(item.text),
+            token_ids=item.tokens if completion.text is None else None,
             finish=completion.finish_reason,
             outcome=verdict.outcome,
             reward=verdict.reward,
@@ -184,7 +183,7 @@ class _Verification:
             lambda_sample=seen.lambda_sample,
             sampled_s=one.sampled_s,
             judged_s=judged_s,
-            in_thinking=opens_thinking(self.prompts[one.number].text),
+            in_thinking=item.in_thinking,
         )
 
 

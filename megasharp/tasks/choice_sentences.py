@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from megasharp.tasks.extraction import sentence_start
+
 _THING = r"(?:option|choice|letter|selection)"
 _IS = r"(?: is| should be| must be| would be|\s*:)"
 # Each sentence leaves one option: of several such sentences the last counts.
@@ -98,7 +100,7 @@ def _called(text: str) -> Iterator[tuple[int, str, str, bool]]:
 def _meant(text: str, match: re.Match[str]) -> bool:
     """Return whether the sentence up to a match has nothing that makes it a supposition or a denial."""
     begin = match.start() + len(match[0]) - len(match[0].lstrip())
-    start = max(text.rfind(mark, 0, begin) for mark in ".!?\n") + 1
+    start = sentence_start(text, begin)
     clause = max(text.rfind(mark, start, begin) for mark in ",;:") + 1
     concludes = _CONCLUDING.match(text, begin)
     return not _SUPPOSED.search(text, start, begin) and not (

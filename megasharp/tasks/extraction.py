@@ -237,8 +237,7 @@ def _unmeant(text: str, match: re.Match[str]) -> bool:
 
 def _sentence_before(text: str, end: int) -> str:
     """The part of a sentence before a place, of a bounded length."""
-    before = text[max(end - 300, 0) : end]
-    return before[max(before.rfind(mark) for mark in ".!?\n") + 1 :]
+    return text[sentence_start(text, end, max(end - 300, 0)) : end]
 
 
 def _unquoted(said: str) -> str:
@@ -289,3 +288,8 @@ def _closed_boxes(text: str) -> list[_Span]:
             if inner in starts:
                 found.append((starts[inner], inner, match.start(), match.end()))
     return found
+
+
+def sentence_start(text: str, place: int, least: int = 0) -> int:
+    """Return where the sentence before or around a place begins, `least` at the least."""
+    return max(least, max(text.rfind(mark, least, place) for mark in ".!?\n") + 1)

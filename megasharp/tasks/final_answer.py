@@ -21,7 +21,7 @@ from typing import cast
 
 from megasharp.common.records import THINKING_OPEN, Outcome, Verdict
 from megasharp.config.data import AUTO, RewardConfig, Truncated
-from megasharp.tasks.extraction import CUT, last_box, last_tag, open_box, open_tag
+from megasharp.tasks.extraction import CUT, last_box, last_tag, open_box, open_tag, sentence_start
 from megasharp.tasks.judge import Item, Judge
 from megasharp.tasks.own_reward import is_own
 from megasharp.tasks.table import TASKS, Reading
@@ -143,7 +143,7 @@ def _answers_again(text: str) -> bool:
 def _begins_doubt(text: str) -> bool:
     """Return whether the last sentence, or what follows mathematics in it, begins with doubt: "Wait, that is"."""
     text = text[-_LONGEST:].removesuffix("\n")
-    sentence = text[max(text.rfind(mark) for mark in ".!?\n") + 1 :]
+    sentence = text[sentence_start(text, len(text)) :]
     before = (sentence[: doubt.start()].rstrip() for doubt in _DOUBT.finditer(sentence))
     return any(not each or each.endswith(("}", "$")) for each in before)
 

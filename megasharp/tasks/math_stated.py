@@ -25,6 +25,7 @@ from megasharp.tasks.extraction import (
     last_line,
     last_tag,
     own_part,
+    sentence_start,
     statements,
 )
 from megasharp.tasks.math_characters import as_latex
@@ -159,8 +160,7 @@ def _clipped(text: str) -> str:
 def _is_supposed(text: str, start: int) -> bool:
     """Return whether the sentence before a statement only supposes it, or ascribes it to others."""
     least = max(0, start - _LONGEST)
-    sentence = max(least, *(text.rfind(mark, least, start) + 1 for mark in ".!?\n"))
-    return bool(_SUPPOSED.search(text, sentence, start))
+    return bool(_SUPPOSED.search(text, sentence_start(text, start, least), start))
 
 
 def _last_of(text: str, found: list[Box], joined: Callable[[str], object]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from megasharp.tasks.extraction import boxes, ending, statements
+from megasharp.tasks.extraction import boxes, ending, sentence_start, statements
 from megasharp.tasks.math_text import fraction_of
 
 # So much of the end is read: a retraction is one of the last things said.
@@ -276,7 +276,7 @@ def _same(value: str, answer: str) -> bool:
 
 def _sentence(text: str, match: re.Match[str]) -> str:
     """The sentence in which a match begins, to the end of the one in which it ends."""
-    start = max(text.rfind(mark, 0, match.start()) for mark in ".!?\n") + 1
+    start = sentence_start(text, match.start())
     end = re.compile(r"[.!?\n]|$").search(text, match.end())
     return text[start : end.end() if end else None].strip()
 

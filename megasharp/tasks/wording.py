@@ -19,8 +19,10 @@ _SWITCH = re.compile(r"\\(?:rm|bf|it|tt|sf|bfseries|itshape|displaystyle|textsty
 # LaTeX's spaces, and the comma of thousands `1{,}488`.
 _SPACE = re.compile(r"\\(?:[,;:!> ]|quad\b|qquad\b|\\)|~")
 _NESTED = 8
+# Full-width signs of East Asian keyboards.
+FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 _SIGNS = {
-    **{code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)},
+    **FULL_WIDTH,
     **dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe63"), "-"),
     **dict.fromkeys(map(ord, "\u00a0\u2002\u2003\u2007\u2009\u200a\u202f\u205f\u3000"), " "),
     **dict.fromkeys(map(ord, "\u201c\u201d\u201e\u201f\u00ab\u00bb\u300c\u300d"), '"'),

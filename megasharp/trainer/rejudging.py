@@ -40,7 +40,7 @@ from megasharp.evals.stored_samples import (
 from megasharp.evals.suites import Asking, Suite, parse_ks
 from megasharp.reporting.comparison import flip_lines
 from megasharp.tasks.final_answer import WHOLE, AnswerRule, rule_of
-from megasharp.tasks.judge import Judge
+from megasharp.tasks.judge import Judge, TaskItem
 from megasharp.tasks.own_reward import OWN_TASK
 from megasharp.tasks.reward_import import look_beside
 from megasharp.trainer.eval_source import config_of
@@ -178,9 +178,7 @@ class _Judgement:
             raise UserError(
                 f"{self.folder}: {self.name} was judged by {by}; give its functions again, each by --reward"
             )
-        problems = {item.id: item for item in self.suite.items}
-        for row in before.rows:
-            problem_of(row.id, problems)
+        self._problems(before)
         missing, samples = count_texts_missing(self.folder, self.name)
         if missing:
             raise UserError(
@@ -192,8 +190,8 @@ class _Judgement:
         """Judge, store and count all samples, and write the result."""
         before = load_result(self.folder / f"{self.name}.json")
         setting = self._setting(self._ks(before))
-        problems = {item.id: item for item in self.suite.items}
-        rows = [problems[row.id] for row in before.rows if row.id in problems]
+        problems = self._problems(before)
+        rows = [problems[row.id] for row in before.rows]
         counts = SuiteCounts(rows, before.n, before.greedy_accuracy is not None)
         told = SamplesInfo(self.name, self.info.setting, setting.identity, "answers")
         # A judgement that was cut off begins anew.
@@ -208,6 +206,13 @@ class _Judgement:
         save(result, self.out)
         store.finish()
         return result
+
+    def _problems(self, before: EvalResult) -> dict[str, TaskItem]:
+        """Return the suite's problems by id. Raises UserError where one that was sampled is not among them."""
+        problems = {item.id: item for item in self.suite.items}
+        for row in before.rows:
+            problem_of(row.id, problems)
+        return problems
 
     def _ks(self, before: EvalResult) -> tuple[int, ...]:
         """Return every k of the result and of the command. Raises UserError for one above its samples."""

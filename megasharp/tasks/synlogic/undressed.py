@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 
-# Full-width signs of East Asian keyboards, and the minus sign.
-_WIDE = {wide: wide - 0xFEE0 for wide in range(0xFF01, 0xFF5F)} | {0x3000: " ", 0x2212: "-"}
+from megasharp.tasks.wording import FULL_WIDTH
+
+# With the full-width space and the minus sign; dashes and quotes may be parts of an answer here.
+_WIDE = FULL_WIDTH | {0x3000: " ", 0x2212: "-"}
 _FONT = r"\\(?:(?:text|math)(?:it|bf|rm|sf|tt|up|normal|sc)?|mbox|operatorname|emph)\s*\{"
 _TOKEN = re.compile(rf"(?P<font>{_FONT})|(?P<open>\{{)|(?P<close>\}})|(?P<word>\\[^\W\d_]+|[^\W\d_]+)|\\.", re.DOTALL)
 
