@@ -101,7 +101,7 @@ def curve(name: str, run: Path) -> list[list[object]]:
     """Read a run's evaluations in the order of their steps."""
     tokens = {0: 0}
     for line in read_run(run).training:
-        tokens[int(line["step"])] = tokens[max(tokens)] + int(line["rollout/tokens"])
+        tokens[int(line["step"] or 0)] = tokens[max(tokens)] + int(line["rollout/tokens"] or 0)
     rows = []
     for path in sorted((run / "evals").glob("step_*/countdown_dev.json")):
         result = load_result(path)
@@ -126,6 +126,15 @@ def recorded(table: str) -> Mapping[str, Mapping[str, str]]:
         return {}
     with path.open(encoding="utf-8", newline="") as lines:
         return {line["run"]: line for line in csv.DictReader(lines)}
+
+
+def recorded_curves() -> Mapping[str, list[dict[str, float]]]:
+    """Return the evaluations of each run in the order of their steps."""
+    found: dict[str, list[dict[str, float]]] = {}
+    with (RESULTS / "curves.csv").open(encoding="utf-8", newline="") as lines:
+        for line in csv.DictReader(lines):
+            found.setdefault(line.pop("run"), []).append({key: float(value) for key, value in line.items() if value})
+    return found
 
 
 def add(table: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
