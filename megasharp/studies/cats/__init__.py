@@ -7,6 +7,7 @@ gradient on groups of sampled labels keeps one of them. Figures 1, 2, 4, 5 and 6
 from __future__ import annotations
 
 from megasharp.studies.cats.claims import draw, judge
+from megasharp.studies.cats.drift import drift_table
 from megasharp.studies.cats.experiments import PLAIN, run_all, tabulate, train
 from megasharp.studies.study import Findings, Options, Study
 
@@ -25,7 +26,7 @@ def run(options: Options) -> Findings:
     seeds = range(options.seed, options.seed + (options.seeds or SEEDS))
     results = run_all(seeds)
     figure = draw(results, train(PLAIN, seeds))
-    return Findings(f"{len(seeds)} seeds. {SETTINGS}", tabulate(results), judge(results), figure)
+    return Findings(f"{len(seeds)} seeds. {SETTINGS}", (*tabulate(results), drift_table()), judge(results), figure)
 
 
 STUDY = Study("cats", "2601.15609", "Cat or Persian: how a policy gradient drops a correct label, IAC and DLC", run)

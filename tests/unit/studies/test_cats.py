@@ -14,6 +14,7 @@ from megasharp.algos.grpo import GRPO, GRPOParams
 from megasharp.common.records import Group, Prompt, TaskAnswer
 from megasharp.studies.cats import STUDY, claims, experiments
 from megasharp.studies.cats.claims import held_out_policy
+from megasharp.studies.cats.drift import LEADING, calibrated_sampler, drift
 from megasharp.studies.softmax import policy_gradient, sample, softmax, uniforms
 from megasharp.studies.study import Findings, Outcome, write_findings
 
@@ -50,6 +51,35 @@ def test_iac_by_hand(form: experiments.IACForm, factor: float) -> None:
     np.testing.assert_allclose(advantage_RG[0, [0, 7]], [1.6202, -0.5401], atol=1e-4)
     ratio_RG = experiments.calibrated_advantages(advantage_RG, reward_RG, 1.0, form) / advantage_RG
     np.testing.assert_allclose(ratio_RG[0], [factor] * 2 + [1.0] * 6)
+
+
+@pytest.mark.parametrize("estimator", ["raw", "mean-shifted", "normalised"])
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+def test_the_drift_is_the_mean_over_all_groups(estimator: experiments.Estimator, alpha: float) -> None:
+    """Every group of three labels, by its probability under the sampler, through the update that training takes."""
+    rng = np.random.default_rng(3)
+    groups_NG = np.array(list(itertools.product(range(4), repeat=3)))
+    for _ in range(5):
+        policy_V, sampler_V = rng.dirichlet(np.ones(4), 2)
+        reward_NG = experiments.rewards(groups_NG)
+        weight_NG = experiments.advantages(estimator, reward_NG)
+        weight_NG = experiments.calibrated_advantages(weight_NG, reward_NG, alpha, "normalized")
+        gradient_NV = policy_gradient(np.tile(policy_V, (len(groups_NG), 1)), groups_NG, weight_NG)
+        enumerated_V = sampler_V[groups_NG].prod(axis=1) @ gradient_NV
+        found = drift(policy_V, sampler_V, estimator, alpha, 3)
+        assert found == pytest.approx(enumerated_V[experiments.CAT] - enumerated_V[experiments.PERSIAN], abs=1e-12)
+
+
+def test_why_iac_and_dlc_get_in_each_others_way() -> None:
+    """Normalised: even samples stop the drift, IAC starts it again; a little DLC adds to it. Raw rewards: neither."""
+
+    def at(estimator: experiments.Estimator, mu: float, alpha: float) -> float:
+        return drift(LEADING, calibrated_sampler(LEADING, mu), estimator, alpha, 8)
+
+    assert at("normalised", 1.0, 0.0) == pytest.approx(0.0, abs=1e-12)
+    assert at("normalised", 1.0, 1.0) > 0.9 * at("normalised", 0.0, 0.0) > 0.0
+    assert at("normalised", 0.25, 0.0) > at("normalised", 0.0, 0.0)
+    assert at("raw", 1.0, 1.0) < 0.0 < at("raw", 0.0, 1.0)
 
 
 def test_alpha_zero_and_mu_zero_change_nothing() -> None:
