@@ -1,0 +1,142 @@
+"""Make the tables of the confirmatory runs as analysis.md says: `results/confirmed.md` and `results/distances.csv`.
+
+    python examples/frontier/confirm.py
+
+`distances.csv` has a line for each method and metric: how far above GRPO's line it lies at its pass@1, with intervals over
+seeds and problems; docs/claims.md is made from it.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from records import RESULTS, UNTRAINED, Run, method_of, read_runs, table, tested
+
+from megasharp.evals.crossed import adjusted
+from megasharp.evals.frontier import Distance, MethodRuns, distance
+
+PRIMARY = "pass@256"
+METRICS = (PRIMARY, "pass@64", "pass@16", "distinct_correct")
+SEEDS = tuple(range(101, 109))
+LEVEL = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """A method's distance from GRPO's line in one metric; `corrected` is Holm's p-value, None where it is described."""
+
+    method: str
+    setting: str
+    seeds: int
+    metric: str
+    y: float
+    found: Distance
+    corrected: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        """The word of analysis.md for a primary test."""
+        if self.corrected is None:
+            return "described"
+        if self.corrected > LEVEL:
+            return "not shown"
+        return "confirmed" if float(self.found.crossed.difference) > 0.0 else "contradicted"
+
+
+def main() -> None:
+    """Write both files from the recorded runs that have test results."""
+    measured = {line["run"] for line in table("counts")}
+    runs = [run for run in read_runs() if run.name in measured and run.seed in SEEDS]
+    found = [one for metric in METRICS for one in distances(runs, metric)]
+    with (RESULTS / "distances.csv").open("w", encoding="utf-8", newline="") as lines:
+        writer = csv.writer(lines, lineterminator="\n")
+        writer.writerow(
+            ("method", "setting", "seeds", "metric", "pass@1", "value", "distance", "low", "high", "p", "holm")
+            + ("verdict", "beyond")
+        )
+        writer.writerows(_line(one) for one in found)
+    (RESULTS / "confirmed.md").write_text(markdown(found), encoding="utf-8")
+
+
+def distances(runs: Sequence[Run], metric: str) -> list[Tested]:
+    """Measure each setting's distance from the line of GRPO's rates with the same seeds; the primary one is corrected."""
+    by_setting: dict[tuple[str, float], dict[int, str]] = {}
+    for run in runs:
+        by_setting.setdefault((run.setting, run.rate), {})[run.seed] = run.name
+    found = []
+    for (setting, rate), names in by_setting.items():
+        if method_of(setting) == "grpo":
+            continue
+        seeds = sorted(names)
+        line = _line_of_grpo(by_setting, seeds, metric)
+        own = tested(setting, [names[seed] for seed in seeds], metric)
+        one = distance(own, line) if len(line) > 1 else None
+        if one is not None:
+            shown = f"{setting}, {rate:g}"
+            found.append(Tested(method_of(setting), shown, len(seeds), metric, own.point[1], one))
+    return corrected(found) if metric == PRIMARY else found
+
+
+def _line_of_grpo(
+    by_setting: Mapping[tuple[str, float], Mapping[int, str]], seeds: Sequence[int], metric: str
+) -> list[MethodRuns]:
+    """The untrained model and GRPO's rates, those that all of `seeds` have."""
+    sides = [(UNTRAINED, {seed: f"{UNTRAINED}_s{seed}" for seed in seeds})]
+    sides += [(f"{rate:g}", dict(names)) for (setting, rate), names in by_setting.items() if setting == "grpo"]
+    return [
+        tested(name, [names[seed] for seed in seeds], metric)
+        for name, names in sides
+        if all(seed in names for seed in seeds)
+    ]
+
+
+def corrected(found: Sequence[Tested]) -> list[Tested]:
+    """Correct the p-values of the methods that have all seeds, by Holm."""
+    full = [one.seeds == len(SEEDS) for one in found]
+    p_values = [
+        float(one.found.crossed.p_value()) if all_seeds else None for one, all_seeds in zip(found, full, strict=True)
+    ]
+    holm = adjusted(p_values)
+    return [
+        Tested(one.method, one.setting, one.seeds, one.metric, one.y, one.found, float(p) if all_seeds else None)
+        for one, all_seeds, p in zip(found, full, holm, strict=True)
+    ]
+
+
+def _line(one: Tested) -> tuple[object, ...]:
+    interval = one.found.crossed.interval()
+    numbers = (one.found.x, one.y, float(one.found.crossed.difference), interval.low, interval.high)
+    p = float(one.found.crossed.p_value())
+    holm = "" if one.corrected is None else f"{one.corrected:.4g}"
+    texts = (f"{number:.5f}" for number in numbers)
+    return one.method, one.setting, one.seeds, one.metric, *texts, f"{p:.4g}", holm, one.verdict, one.found.beyond
+
+
+def markdown(found: Sequence[Tested]) -> str:
+    """Format a table: a row for each setting, a column for each metric's value and distance."""
+    by_setting: dict[str, dict[str, Tested]] = {}
+    for one in found:
+        by_setting.setdefault(one.setting, {})[one.metric] = one
+    heads = ["", "seeds", "pass@1", *(f"{metric}<br>less the line" for metric in METRICS), "Holm's p", "verdict"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for setting, metrics in by_setting.items():
+        primary = metrics[PRIMARY]
+        cells = [f"`{setting}`", str(primary.seeds), f"{primary.found.x:.3f}" + (" +" if primary.found.beyond else "")]
+        cells += [_cell(metrics.get(metric)) for metric in METRICS]
+        cells += ["" if primary.corrected is None else f"{primary.corrected:.3f}", primary.verdict]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(one: Tested | None) -> str:
+    if one is None:
+        return "below the untrained model's pass@1"
+    interval = one.found.crossed.interval()
+    text = f"{float(one.found.crossed.difference):+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+    return f"{one.y:.3f}<br>{text}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""The study's recorded runs: CSV files in `results/`, which are committed because run folders do not outlive a machine.
+
+`runs.csv` has a line for each run, `curves.csv` one for each evaluation on the development problems, `counts.csv` one
+for each last model on the test problems: of 256 samples, correct ones and distinct correct answers, problem by problem.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from megasharp.evals.estimators import pass_at_k
+from megasharp.evals.frontier import MethodRuns, Values
+
+RESULTS = Path(__file__).parent / "results"
+RUNS = ("run", "row", "seed", "sweep", "steps", "tokens", "seconds", "settings")
+CURVES = (
+    *("run", "step", "tokens", *(f"pass@{k}" for k in (1, 2, 4, 8, 16, 32, 64)), "greedy", "distinct_correct"),
+    *("token_entropy", "answer_entropy", "lambda_1"),
+)
+COUNTS = ("run", "samples", "tokens", "correct", "distinct_correct")
+
+METHODS = (
+    *("grpo", "dapo", "entropy_bonus", "kl", "casp", "iac", "dapo_iac", "ds_token", "ds_sequence", "ds_reward"),
+    *("dlc", "dapo_iac_dlc", "nsr", "w_reinforce", "grpo_n", "gspo", "passk_training"),
+)
+UNTRAINED = "untrained"
+MIDDLE_RATE = 5.0e-5
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A recorded run. `setting` is its method with the coefficient and without the learning rate."""
+
+    name: str
+    method: str
+    setting: str
+    rate: float
+    seed: int
+    tokens: int
+    curve: Sequence[Mapping[str, float]]
+
+    @property
+    def points(self) -> list[Point]:
+        """pass@1 and pass@64 of its evaluations, without that of the untrained model."""
+        return [(line["pass@1"], line["pass@64"]) for line in self.curve if line["step"]]
+
+
+def read_runs() -> list[Run]:
+    """Return all recorded runs, in the order in which they ended."""
+    curves: dict[str, list[dict[str, float]]] = {}
+    for line in table("curves"):
+        figures = {key: float(value) for key, value in line.items() if key != "run" and value}
+        curves.setdefault(line["run"], []).append(figures)
+    found = []
+    for line in table("runs"):
+        policy = json.loads(line["settings"]).get("policy", {})
+        rate = float(policy.get("optimizer", {}).get("lr", MIDDLE_RATE))
+        setting = line["row"].split("-lr")[0]
+        name, seed, tokens = line["run"], int(line["seed"]), int(line["tokens"])
+        found.append(Run(name, method_of(setting), setting, rate, seed, tokens, curves[name]))
+    return found
+
+
+def method_of(setting: str) -> str:
+    """Return the method that a setting's name begins with, the longest one: dapo_iac is not dapo."""
+    return max((each for each in METHODS if setting.startswith(each)), key=len)
+
+
+def untrained_point(runs: Iterable[Run]) -> Point:
+    """Return the mean of pass@1 and pass@64 over the evaluations before training."""
+    first = [line for run in runs for line in run.curve if not line["step"]]
+    return fmean(line["pass@1"] for line in first), fmean(line["pass@64"] for line in first)
+
+
+def tested(name: str, runs: Sequence[str], metric: str) -> MethodRuns:
+    """Return pass@1 and a metric of these runs on the test problems; pass@k for any k <= 256, or distinct_correct."""
+    lines = {line["run"]: line for line in table("counts")}
+    return MethodRuns(
+        name, _values([lines[run] for run in runs], "pass@1"), _values([lines[run] for run in runs], metric)
+    )
+
+
+def _values(lines: Sequence[Mapping[str, str]], metric: str) -> Values:
+    if metric == "distinct_correct":
+        return np.array([[float(count) for count in line[metric].split()] for line in lines])
+    k = int(metric.removeprefix("pass@"))
+    rows = []
+    for line in lines:
+        samples = int(line["samples"])
+        rows.append([pass_at_k(samples, int(count), k) for count in line["correct"].split()])
+    return np.array(rows)
+
+
+def table(name: str) -> list[dict[str, str]]:
+    """Return a table's lines; none where there is no such file yet."""
+    path = RESULTS / f"{name}.csv"
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def add(name: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Append rows to a table, whose first line names its columns."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.csv"
+    new = not path.is_file()
+    with path.open("a", encoding="utf-8", newline="") as lines:
+        csv.writer(lines, lineterminator="\n").writerows([columns, *rows] if new else rows)
