@@ -2,8 +2,8 @@
 
     python examples/frontier/confirm.py
 
-`distances.csv` has a line for each method and metric: how far above GRPO's line it lies at its pass@1, with intervals over
-seeds and problems; docs/claims.md is made from it.
+`distances.csv` has a line for each method and metric: its distance from GRPO's line at its pass@1, with the interval over
+seeds and problems. docs/claims.md is made from it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ PRIMARY = "pass@256"
 METRICS = (PRIMARY, "pass@64", "pass@16", "distinct_correct")
 SEEDS = tuple(range(101, 109))
 LEVEL = 0.05
+COLUMNS = (
+    *("method", "setting", "seeds", "metric", "pass@1", "value", "distance", "low", "high", "p", "holm", "verdict"),
+    "beyond",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +56,13 @@ def main() -> None:
     found = [one for metric in METRICS for one in distances(runs, metric)]
     with (RESULTS / "distances.csv").open("w", encoding="utf-8", newline="") as lines:
         writer = csv.writer(lines, lineterminator="\n")
-        writer.writerow(
-            ("method", "setting", "seeds", "metric", "pass@1", "value", "distance", "low", "high", "p", "holm")
-            + ("verdict", "beyond")
-        )
+        writer.writerow(COLUMNS)
         writer.writerows(_line(one) for one in found)
     (RESULTS / "confirmed.md").write_text(markdown(found), encoding="utf-8")
 
 
 def distances(runs: Sequence[Run], metric: str) -> list[Tested]:
-    """Measure each setting's distance from the line of GRPO's rates with the same seeds; the primary one is corrected."""
+    """Measure each setting's distance from the line of GRPO's rates with the same seeds; correct the primary ones."""
     by_setting: dict[tuple[str, float], dict[int, str]] = {}
     for run in runs:
         by_setting.setdefault((run.setting, run.rate), {})[run.seed] = run.name
