@@ -23,6 +23,13 @@ def toy(
     seed: Annotated[int, typer.Option(min=0, help="First seed.")] = 0,
     model: Annotated[Path | None, typer.Option(help="Hugging Face folder, for studies that measure a model.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for NAME/, with the CSV files and the picture.")] = Path("toys"),
+    scoreboard: Annotated[
+        bool,
+        typer.Option(
+            help="Run all studies and write claims.md: each claim of the papers, its test and the verdict.",
+            show_default=False,
+        ),
+    ] = False,
 ) -> None:
     """Run one of the papers' small studies: tables, CSV files and a picture."""
     status("loading PyTorch, then the studies")
@@ -30,6 +37,11 @@ def toy(
     from megasharp.studies.study import Options
 
     collect_as_usual()
+    if scoreboard:
+        if name:
+            raise UserError(f"--scoreboard runs all studies that it needs; leave {name} out")
+        typer.echo(f"wrote {write_scoreboard(Options(seeds, seed), out)}")
+        return
     if not name:
         width = max((len(study) for study in STUDIES), default=0)
         typer.echo("\n".join(f"{s.name:{width}}  {s.title} (arXiv {s.paper})" for s in STUDIES.values()))
@@ -62,3 +74,22 @@ def run_study(name: str, options: Options, out: Path) -> list[Path]:
     findings = study.run(options)
     print_findings(study, findings, open_console())
     return write_findings(study, findings, out / name)
+
+
+# Where the frontier study keeps its tests, from the repository's root.
+DISTANCES = Path("examples/frontier/results/distances.csv")
+
+
+def write_scoreboard(options: Options, out: Path) -> Path:
+    """Run the studies that claims name and write `out`/claims.md. Raises UserError where a run contradicts one."""
+    from megasharp.common.files import write_text
+    from megasharp.studies import STUDIES
+    from megasharp.studies.scoreboard.page import needed_studies, scoreboard
+
+    claims = {}
+    for name in needed_studies():
+        status(f"running {name}")
+        claims[name] = STUDIES[name].run(options).claims
+    path = out / "claims.md"
+    write_text(path, scoreboard(claims, DISTANCES))
+    return path

@@ -1,0 +1,113 @@
+"""The scoreboard of claims: its files, its page, and verdicts that a run contradicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megasharp.common.errors import UserError
+from megasharp.studies.scoreboard.claims import PAPERS, FrontierCheck, PaperClaim, StudyCheck, read_paper
+from megasharp.studies.scoreboard.page import scoreboard
+from megasharp.studies.scoreboard.verdicts import FrontierTest, computed, read_frontier
+from megasharp.studies.study import Claim, Outcome
+
+PAPER_RUNS = Path("configs/algo/paper")
+
+
+def of(verdict: str, study: StudyCheck | None = None, frontier: FrontierCheck | None = None) -> PaperClaim:
+    return PaperClaim(
+        id="iac-x",
+        place="§1",
+        claim="It rains",
+        kind="toy",
+        test="look",
+        verdict=verdict,
+        evidence="wet",
+        study=study,
+        frontier=frontier,
+    )
+
+
+def test_every_paper_is_read_and_its_run_files_exist() -> None:
+    for name in PAPERS:
+        paper = read_paper(name)
+        assert len(paper.claims) > 40
+        for claim in paper.claims:
+            for run in claim.runs:
+                assert (PAPER_RUNS / f"{run}.yaml").is_file(), (claim.id, run)
+
+
+def test_a_verdict_is_one_of_the_known_words() -> None:
+    assert of("holds where it is wet").word == "holds where"
+    assert of("does not hold here (its own Table 2)").word == "does not hold here"
+    for wrong in ("reproduced", "holds where", "holds, mostly"):
+        with pytest.raises(ValueError, match="is none of holds"):
+            of(wrong)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "verdict", "fits"),
+    [
+        (Outcome.REPRODUCED, "holds", True),
+        (Outcome.REPRODUCED, "holds where it is wet", True),
+        (Outcome.REPRODUCED, "does not hold here", False),
+        (Outcome.PARTLY, "holds", False),
+        (Outcome.PARTLY, "holds where it is wet", True),
+        (Outcome.DIFFERS, "does not hold here", True),
+        (Outcome.DIFFERS, "holds", False),
+    ],
+)
+def test_a_study_that_contradicts_a_verdict_is_an_error(outcome: Outcome, verdict: str, fits: bool) -> None:
+    claim = of(verdict, study=StudyCheck(name="rain", statements=["it rains"]))
+    studies = {"rain": [Claim("§1", "it rains", "always", "in 3 of 4 weeks", outcome)]}
+    if fits:
+        assert computed(claim, studies, None) == ["in 3 of 4 weeks"]
+    else:
+        with pytest.raises(UserError, match=r"iac-x: .* toy rain says .*in 3 of 4 weeks"):
+            computed(claim, studies, None)
+
+
+def test_a_statement_that_no_study_makes_is_an_error() -> None:
+    claim = of("holds", study=StudyCheck(name="rain", statements=["it snows"]))
+    with pytest.raises(UserError, match="toy rain has no claim 'it snows'"):
+        computed(claim, {"rain": []}, None)
+
+
+def test_the_frontier_study_decides_what_it_tested(tmp_path: Path) -> None:
+    path = tmp_path / "distances.csv"
+    path.write_text(
+        "method,setting,seeds,metric,pass@1,value,distance,low,high,p,holm,verdict,beyond\n"
+        'casp,"casp-alpha0.1, 5e-05",8,pass@256,0.25,0.9,0.04,0.01,0.07,0.002,0.012,confirmed,False\n'
+        'iac,"iac-alpha2, 5e-05",8,pass@256,0.25,0.9,0.01,-0.02,0.04,0.3,0.6,not shown,False\n'
+    )
+    frontier = read_frontier(path)
+    assert frontier is not None
+    assert frontier["casp", "pass@256"] == FrontierTest(
+        "confirmed",
+        "casp-alpha0.1, 5e-05: pass@256 +0.040 [+0.010, +0.070] from GRPO's line at pass@1 0.250, 8 seeds, "
+        "Holm's p 0.012",
+    )
+    assert len(computed(of("holds", frontier=FrontierCheck(method="casp")), {}, frontier)) == 1
+    assert computed(of("not shown here", frontier=FrontierCheck(method="iac")), {}, frontier)
+    assert computed(of("being measured", frontier=FrontierCheck(method="dlc")), {}, frontier) == []
+    assert read_frontier(tmp_path / "none.csv") is None
+    for verdict, method, sign in (("holds", "iac", "above"), ("holds", "dlc", "above"), ("holds", "casp", "below")):
+        check = FrontierCheck.model_validate({"method": method, "sign": sign})
+        with pytest.raises(UserError, match="the frontier study says"):
+            computed(of(verdict, frontier=check), {}, frontier)
+
+
+def test_the_page_has_every_claim_with_its_verdict() -> None:
+    """With outcomes that fit the verdicts; the studies run in the long tier."""
+    claims = [claim for name in PAPERS for claim in read_paper(name).claims]
+    studies: dict[str, list[Claim]] = {}
+    for claim in claims:
+        for statement in claim.study.statements if claim.study is not None else ():
+            outcome = Outcome.REPRODUCED if claim.word == "holds" else Outcome.DIFFERS
+            assert claim.study is not None
+            studies.setdefault(claim.study.name, []).append(Claim(claim.place, statement, "", "ours", outcome))
+    lines = scoreboard(studies, Path("nowhere.csv")).splitlines()
+    for claim in claims:
+        (line,) = (line for line in lines if f'<a id="{claim.id}"></a>' in line)
+        assert f"**{claim.verdict}**" in line
