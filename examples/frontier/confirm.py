@@ -2,8 +2,8 @@
 
     python examples/frontier/confirm.py
 
-`distances.csv` has a line for each method and metric: its distance from GRPO's line at its pass@1, with the interval over
-seeds and problems. docs/claims.md is made from it.
+`distances.csv` has a line for each method and metric: its distance from GRPO's line at its pass@1, with the interval
+over seeds and problems. docs/claims.md is made from it.
 """
 
 from __future__ import annotations

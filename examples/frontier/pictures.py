@@ -1,0 +1,151 @@
+"""Draw the study's pictures from the recorded runs.
+
+    python examples/frontier/pictures.py
+
+`frontier.png`: pass@1 against pass@256 on the test problems. `curves.png`: pass@1 against pass@64 on the development
+problems while runs train, a panel a method. `tokens.png`: both by sampled tokens. Bands are one standard error over
+seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, sqrt
+
+import numpy as np
+from confirm import SEEDS
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from records import RESULTS, UNTRAINED, Run, read_runs, table, tested, untrained_point
+
+from megasharp.evals.frontier import Values, upper_hull
+from megasharp.reporting.style import COLOURS, INK, MUTED, PAPER, dress, new_figure, save_figure
+
+GREY = COLOURS[0]
+COLUMNS = 4
+PANEL = (2.6, 2.3)
+
+
+@dataclass(frozen=True, slots=True)
+class Cloud:
+    """Means and standard errors of two metrics over seeds, each [points]."""
+
+    x: Values
+    y: Values
+    x_error: Values
+    y_error: Values
+
+
+def main() -> None:
+    """Draw what the recorded runs allow."""
+    runs = [run for run in read_runs() if run.seed in SEEDS]
+    save_figure(frontier(runs), RESULTS / "frontier.png")
+    save_figure(curves(runs), RESULTS / "curves.png")
+    save_figure(by_tokens(runs), RESULTS / "tokens.png")
+
+
+def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return runs by setting and rate, GRPO first."""
+    found: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: (run.method != "grpo", run.setting, run.rate, run.seed)):
+        found.setdefault(f"{run.setting} {run.rate:g}", []).append(run)
+    return found
+
+
+def errors(values_RP: Values) -> Values:
+    """Return the standard error over runs."""
+    return np.asarray(values_RP.std(axis=0, ddof=1) / sqrt(len(values_RP)))
+
+
+def frontier(runs: Sequence[Run]) -> Figure:
+    """Draw the test problems: GRPO's line, and a cross for each setting."""
+    measured = {line["run"] for line in table("counts")}
+    sides = {name: [run.name for run in each if run.name in measured] for name, each in grouped(runs).items()}
+    sides = {UNTRAINED: sorted(run for run in measured if run.startswith(UNTRAINED)), **sides}
+    points = {name: _point(name, names) for name, names in sides.items() if len(names) > 1}
+    figure = new_figure(8.6, 5.0)
+    axes = figure.add_axes((0.08, 0.11, 0.57, 0.78))
+    dress(axes)
+    line = upper_hull([(x, y) for name, (x, y, *_) in points.items() if name == UNTRAINED or name.startswith("grpo ")])
+    axes.plot(*zip(*line, strict=True), color=GREY, linewidth=1.4, zorder=2)
+    for index, (name, (x, y, x_error, y_error)) in enumerate(points.items()):
+        baseline = name == UNTRAINED or name.startswith("grpo ")
+        colour = GREY if baseline else COLOURS[1 + index % (len(COLOURS) - 1)]
+        axes.errorbar(x, y, xerr=x_error, yerr=y_error, color=colour, linewidth=1.0, zorder=3)
+        axes.scatter(x, y, s=26 if baseline else 38, color=colour, edgecolors=PAPER, linewidths=0.7, zorder=4)
+        axes.annotate(str(index), (x, y), xytext=(5, 5), textcoords="offset points", fontsize=7.5, color=colour)
+        figure.text(0.675, 0.87 - index * 0.04, f"{index}  {name}", fontsize=8, color=colour, va="top")
+    axes.set_xlabel("pass@1", fontsize=8, color=MUTED)
+    axes.set_ylabel("pass@256", fontsize=8, color=MUTED)
+    figure.text(0.02, 0.955, "256 test problems after 600,000 tokens; line: GRPO's rates", fontsize=11, color=INK)
+    return figure
+
+
+def _point(name: str, runs: Sequence[str]) -> tuple[float, float, float, float]:
+    side = tested(name, runs, "pass@256")
+    x_R, y_R = side.x_RP.mean(axis=1, keepdims=True), side.y_RP.mean(axis=1, keepdims=True)
+    return *side.point, float(errors(x_R)[0]), float(errors(y_R)[0])
+
+
+def trajectory(runs: Sequence[Run], x: str, y: str) -> Cloud:
+    """Average the evaluations of runs, one by one from the first: runs of one setting are evaluated at the same steps.
+
+    The last evaluation is at each run's own last step.
+    """
+    count = min(len(run.curve) for run in runs)
+    x_RT, y_RT = (np.array([[line[key] for line in run.curve[:count]] for run in runs]) for key in (x, y))
+    return Cloud(x_RT.mean(axis=0), y_RT.mean(axis=0), errors(x_RT), errors(y_RT))
+
+
+def curves(runs: Sequence[Run]) -> Figure:
+    """Draw each setting's way through the plane of pass@1 and pass@64, GRPO's ways behind it."""
+    groups = {name: each for name, each in grouped(runs).items() if len(each) > 1}
+    behind = [trajectory(each, "pass@1", "pass@64") for name, each in groups.items() if name.startswith("grpo ")]
+    start = untrained_point(runs)
+    figure, panels = _panels(groups, "pass@1 against pass@64 on 128 development problems; grey: GRPO's three rates")
+    for axes, (name, each) in zip(panels, groups.items(), strict=True):
+        for cloud in behind:
+            axes.plot([start[0], *cloud.x], [start[1], *cloud.y], color=GREY, linewidth=1.0, alpha=0.7)
+        cloud = trajectory(each, "pass@1", "pass@64")
+        axes.plot(
+            [start[0], *cloud.x], [start[1], *cloud.y], color=COLOURS[2], linewidth=1.6, marker="o", markersize=2.5
+        )
+        axes.fill_between(cloud.x, cloud.y - cloud.y_error, cloud.y + cloud.y_error, color=COLOURS[2], alpha=0.18, lw=0)
+        axes.set_title(name, fontsize=8, color=INK, loc="left", fontweight="bold")
+    return figure
+
+
+def by_tokens(runs: Sequence[Run]) -> Figure:
+    """Draw pass@1 and pass@64 by sampled tokens, GRPO at the middle rate behind each."""
+    groups = {name: each for name, each in grouped(runs).items() if len(each) > 1}
+    figure, panels = _panels(groups, "pass@1 (below) and pass@64 (above) by sampled tokens; grey: GRPO at 5e-5")
+    for axes, (name, each) in zip(panels, groups.items(), strict=True):
+        for metric in ("pass@1", "pass@64"):
+            if "grpo 5e-05" in groups:
+                cloud = trajectory(groups["grpo 5e-05"], "tokens", metric)
+                axes.plot(cloud.x / 1000, cloud.y, color=GREY, linewidth=1.0)
+            cloud = trajectory(each, "tokens", metric)
+            axes.plot(cloud.x / 1000, cloud.y, color=COLOURS[2], linewidth=1.6)
+            low, high = cloud.y - cloud.y_error, cloud.y + cloud.y_error
+            axes.fill_between(cloud.x / 1000, low, high, color=COLOURS[2], alpha=0.18, lw=0)
+        axes.set_ylim(0.0, 1.0)
+        axes.set_title(name, fontsize=8, color=INK, loc="left", fontweight="bold")
+    return figure
+
+
+def _panels(groups: Mapping[str, object], title: str) -> tuple[Figure, list[Axes]]:
+    lines = ceil(len(groups) / COLUMNS)
+    height = lines * PANEL[1] + 0.5
+    figure = new_figure(COLUMNS * PANEL[0], height)
+    grid = figure.add_gridspec(lines, COLUMNS)
+    panels = [figure.add_subplot(grid[index // COLUMNS, index % COLUMNS]) for index in range(len(groups))]
+    for axes in panels:
+        dress(axes)
+    figure.subplots_adjust(left=0.05, right=0.99, bottom=0.3 / height, top=1 - 0.75 / height, hspace=0.35, wspace=0.25)
+    figure.text(0.01, 1 - 0.25 / height, title, fontsize=11, color=INK, va="center")
+    return figure, panels
+
+
+if __name__ == "__main__":
+    main()
