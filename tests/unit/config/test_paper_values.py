@@ -393,6 +393,12 @@ def test_methods_and_their_values_are_the_papers(row: str) -> None:
     }
 
 
+@each_case(("start", "reduction"), [("casp_", "token_mean"), ("two_stage_", "seq_mean_token_mean")])
+def test_a_papers_rows_share_a_reduction(start: str, reduction: str) -> None:
+    """A row of another reduction than its baselines' would show that difference too."""
+    assert {run_of(row).recipe.reduction for row in ROWS if row.startswith(start)} == {reduction}
+
+
 def test_logic_runs_warm_up_with_grpo() -> None:
     recipes = recipes_of("casp_logic_qwen2.5-7b")
     assert ["casp" in recipes.at(step).methods for step in (1, 50, 51, 300)] == [False, False, True, True]
@@ -418,17 +424,17 @@ REDUCTION = Marks("", "reduction")
 DAPO_PARTS = "clip dynamic_sampling max_tokens cache_tokens"
 MARKS = {
     "_verl": Marks("dtype betas weight_decay clip_grad warmup_steps decay"),
-    "_casp_math": Marks("every", "- steps set prompt top_p low high"),
+    "_casp_math": Marks("every", "- steps set prompt top_p reduction low high"),
     "_casp_math_llama3.2-3b-instruct": Marks("", "steps set prompt"),
     "_casp_math_qwen2.5-32b": Marks("steps"),
-    "_casp_logic": Marks("- steps prompt top_p low max_rounds every"),
-    "_casp_code": Marks("- steps top_p low high every prompt", "prompt"),
+    "_casp_logic": Marks("- steps prompt top_p low max_rounds every", "reduction"),
+    "_casp_code": Marks("- steps top_p low high every prompt", "prompt reduction"),
     "casp_math_qwen2.5-math-7b_softmax": Marks("", "omega"),
     "casp_math_qwen2.5-math-7b_w_reinforce": WEIGHT,
     "casp_math_qwen2.5-math-7b_kl_cov": Marks("share coefficient"),
     "casp_math_qwen2.5-math-7b_passk_training": Marks("k"),
     "casp_math_qwen2.5-math-7b_entropy_adv": Marks("a kappa"),
-    "casp_math_qwen2.5-math-7b_forking_tokens": Marks("share", "reduction"),
+    "casp_math_qwen2.5-math-7b_forking_tokens": Marks("share"),
     "casp_math_llama3.2-3b-instruct_w_reinforce": WEIGHT,
     "casp_logic_qwen2.5-7b_w_reinforce": WEIGHT,
     "_iac": Marks(
