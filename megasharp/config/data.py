@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from megasharp.common.control import LengthStage
 from megasharp.common.section import LEFT_OPEN, DerivedInt, Section
+from megasharp.config.reward_levels import RewardLevels
 
 SandboxKind = Literal["bubblewrap", "none"]
 Truncated = Literal["by_answer", "wrong", "as_whole"]
@@ -341,6 +342,11 @@ class RewardConfig(Section):
         description="Several functions instead of one: the reward is the sum of their values times their weights, and "
         "each is logged by itself. The first one decides what is correct.",
     )
+    levels: RewardLevels | None = Field(
+        default=None,
+        description="Rewards that a task's verifier gives, instead of the task's own, which are 1 for a right answer "
+        "and 0 for all else (0.1 for answer tags in countdown_3 and countdown_3to4). null: the task's own.",
+    )
     concurrency: int = Field(
         default=64,
         ge=1,
@@ -369,6 +375,8 @@ class RewardConfig(Section):
     def _check_functions(self) -> RewardConfig:
         if self.function is not None and self.functions:
             raise ValueError("function and functions are both set; give one of the two")
+        if self.levels is not None and (self.function or self.functions):
+            raise ValueError("levels are of a task's verifier, and functions give rewards of their own; leave one out")
         names = [each.name or each.function.rpartition(":")[2] for each in self.functions]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"functions: two are named {min(twice)}; give one of them a name")

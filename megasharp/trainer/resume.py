@@ -43,6 +43,7 @@ IDENTITY = (
     "reward.answer_after",
     "reward.function",
     "reward.functions",
+    "reward.levels",
     "reward.truncated",
     "seed",
     "recipe",

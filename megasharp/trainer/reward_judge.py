@@ -23,6 +23,7 @@ from megasharp.config.run_config import RunConfig
 from megasharp.evals.suites import Suite
 from megasharp.tasks.final_answer import FinalJudge, rule_of
 from megasharp.tasks.judge import DirectJudge, Item, Judge, TaskItem
+from megasharp.tasks.levels import LevelsJudge
 from megasharp.tasks.own_reward import OWN_TASK, OwnFunction, OwnReward, is_own, own_task
 from megasharp.tasks.problems import task_of
 from megasharp.tasks.reward_import import look_beside
@@ -75,7 +76,10 @@ class RewardJudge:
             self._pool = VerifierPool(make_there, verifiers.keys(), workers, limit, own=self._own, log=log)
         self._log = log
         self._say = say
-        self.judge = LoggingJudge(FinalJudge(self._pool or DirectJudge(verifiers), rule_of(reward)), say, log)
+        judge: Judge = FinalJudge(self._pool or DirectJudge(verifiers), rule_of(reward))
+        if reward.levels is not None:
+            judge = LevelsJudge(judge, reward.levels)
+        self.judge = LoggingJudge(judge, say, log)
 
     def take(self) -> dict[str, float]:
         """Return what happened to workers since the last call, by metric name; nothing without a pool."""

@@ -117,8 +117,11 @@ def _reward(resolved: ResolvedRun) -> list[str]:
         for task, own in own_rewards(reward, mix).items()
         for line in described(own, [row for row in rows if row.task == task])
     ]
-    tried = f"           {where}, called on {TRIED_ROWS} rows before a run loads anything"
-    return [f"reward     {line}" for line in lines] + ([tried] if lines else [])
+    tried = [f"           {where}, called on {TRIED_ROWS} rows before a run loads anything"] if lines else []
+    if reward.levels is not None:
+        levels = "{correct:g} for a right answer, {well_formed:g} for a wrong one in its form, {other:g} for all else"
+        tried.append(f"reward     {levels.format(**reward.levels.model_dump())}")
+    return [f"reward     {line}" for line in lines] + tried
 
 
 def _adapters(resolved: ResolvedRun) -> list[str]:

@@ -417,6 +417,14 @@ def test_a_papers_rows_share_a_reduction(start: str, reduction: str) -> None:
     assert {run_of(row).recipe.reduction for row in ROWS if row.startswith(start)} == {reduction}
 
 
+@each_case("row", [row for row in ROWS if row.startswith("ds_countdown")])
+def test_countdown_has_three_levels_of_reward_and_evaluates_with_top_k(row: str) -> None:
+    """TinyZero's levels (2511.19942, C.1, says which there are), and the top-k of the table of appendix C.3."""
+    levels, evaluation = run_of(row).reward.levels, run_of(row).eval
+    assert levels is not None and (levels.correct, levels.well_formed, levels.other) == (1.0, 0.1, 0.0)
+    assert (evaluation.top_k, evaluation.top_p, evaluation.temperature) == (50, 0.7, 1.0)
+
+
 def test_logic_runs_warm_up_with_grpo() -> None:
     recipes = recipes_of("casp_logic_qwen2.5-7b")
     assert ["casp" in recipes.at(step).methods for step in (1, 50, 51, 300)] == [False, False, True, True]
@@ -470,7 +478,7 @@ MARKS = {
     "iac_deepscaler_qwen3-8b_dapo": Marks(DAPO_PARTS, "path factor"),
     "iac_deepscaler_qwen3-8b_dapo_iac_dlc": Marks("- mu path", "lr"),
     "iac_dapo17k_r1-distill-qwen-1.5b_dapo": Marks(DAPO_PARTS, "factor"),
-    "_ds_countdown": Marks("- lr top_p coefficient every n", "prompt reduction std form"),
+    "_ds_countdown": Marks("lr correct well_formed other top_p coefficient every n", "prompt reduction std form"),
     "ds_countdown_qwen2.5-3b-instruct": Marks("form"),
     "ds_countdown_qwen2.5-3b-instruct_entropy_bonus": COEFFICIENT,
     "ds_countdown_qwen2.5-3b-instruct_entropy_penalty": COEFFICIENT,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from verdict_limits import limit_only
 from megasharp.common.errors import RunFailed, UserError
 from megasharp.common.records import Outcome, TaskAnswer
 from megasharp.common.terminal import visible
-from megasharp.config.data import RewardConfig
+from megasharp.config.data import MixedSource, RewardConfig
+from megasharp.config.reward_levels import RewardLevels
 from megasharp.tasks.countdown import CountdownAnswer
+from megasharp.tasks.countdown_tags import TaggedCountdownAnswer
 from megasharp.tasks.judge import Item, TaskItem
 from megasharp.tasks.math import MathAnswer
 from megasharp.tasks.table import make_verifiers
@@ -21,6 +24,7 @@ from megasharp.trainer.reward_judge import (
     RewardJudge,
     check_judging,
     made_up_responses,
+    own_rewards,
     training_items,
     workers_for,
 )
@@ -45,6 +49,39 @@ def test_training_is_judged_by_the_function_and_evaluation_by_the_task(path: str
         assert item.task in judging.judge.tasks
     assert (own.outcome, own.reward) == (Outcome.WRONG, 0.3)
     assert (ordinary.outcome, ordinary.reward, ordinary.detail) == (Outcome.WRONG, 0.0, "misses the target")
+
+
+@each_case(
+    ("text", "outcome", "reward"),
+    [
+        ("<answer>1+2</answer>", Outcome.CORRECT, 2.0),
+        ("<answer>1*2</answer>", Outcome.WRONG, 0.25),
+        ("<answer>three</answer>", Outcome.FORMAT, 0.25),
+        ("1+2", Outcome.FORMAT, -1.0),
+        # Nothing of it is judged: its thinking was never closed.
+        ("<think><answer>1+2</answer>", Outcome.FORMAT, -1.0),
+    ],
+)
+def test_levels_change_rewards_and_no_outcome(text: str, outcome: Outcome, reward: float) -> None:
+    levels = RewardLevels(correct=2.0, well_formed=0.25, other=-1.0)
+    item = Item("countdown_3to4", text, TaggedCountdownAnswer((1, 2), 3))
+    with closing(RewardJudge(RewardConfig(levels=levels), {item.task}, None, print)) as judging:
+        (verdict,) = judging.judge.verdicts([item])
+    with closing(RewardJudge(RewardConfig(), {item.task}, None, print)) as judging:
+        (plain,) = judging.judge.verdicts([item])
+    assert (verdict.outcome, verdict.reward) == (outcome, reward)
+    assert replace(verdict, reward=plain.reward) == plain
+
+
+def test_levels_leave_a_users_own_rewards(path: str) -> None:
+    source = MixedSource(path="a.jsonl", source="mine", reward=path)
+    own = own_rewards(RewardConfig(), [source])
+    (task,) = own
+    with closing(RewardJudge(RewardConfig(workers=0, levels=RewardLevels()), {task}, None, print, own)) as judging:
+        (verdict,) = judging.judge.verdicts([Item(task, "1*2", ANSWER)])
+    assert verdict.reward == 0.3
+    with pytest.raises(ValueError, match="levels are of a task's verifier"):
+        RewardConfig(function=path, levels=RewardLevels())
 
 
 @pytest.mark.parametrize("workers", [0, 1])
