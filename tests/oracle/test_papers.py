@@ -46,13 +46,20 @@ def clipped(case: Case, z: Complex, advantages: Advantages, low: float = LOW, hi
     return total
 
 
+IAC_FORMS = ("normalized", "literal", "budget", "inverse")
+
+
 def iac(case: Case, advantages: Advantages, alpha: float, form: str) -> Advantages:
     """w(q) A for the correct responses of positive advantage."""
     weights, positive = {}, []
     for group in case.groups:
         for answer in group:
             wrong = sum(1 for other in group if not other.correct)
-            weights[answer] = float(wrong if form == "literal" else wrong / len(group)) ** alpha
+            if form == "inverse":
+                # Of a group without a correct answer no weight is used.
+                weights[answer] = ((len(group) - wrong) / len(group)) ** -alpha if wrong < len(group) else 1.0
+            else:
+                weights[answer] = float(wrong if form == "literal" else wrong / len(group)) ** alpha
             if answer.correct and answer.length and advantages[answer][0] > 0:
                 positive.append(answer)
     if form == "budget":
@@ -63,7 +70,7 @@ def iac(case: Case, advantages: Advantages, alpha: float, form: str) -> Advantag
 
 @each_step
 @each_case("alpha", [0.0, 0.5, 1.0, 2.0])
-@each_case("form", ["normalized", "literal", "budget"])
+@each_case("form", IAC_FORMS)
 def test_iac(case: Case, form: str, alpha: float) -> None:
     params = {"clip": TIGHT, "iac": IACParams(alpha=alpha, form=form)}
     check(case, lambda c, z: clipped(c, z, iac(c, grpo(c), alpha, form)), ["grpo", "iac"], params)
@@ -72,7 +79,7 @@ def test_iac(case: Case, form: str, alpha: float) -> None:
 @each_step
 def test_iac_with_alpha_zero_is_grpo(case: Case) -> None:
     plain = run(case, ["grpo"])
-    for form in ("normalized", "literal", "budget"):
+    for form in IAC_FORMS:
         other = run(case, ["grpo", "iac"], {"iac": IACParams(alpha=0.0, form=form)})
         assert other.loss == pytest.approx(plain.loss, rel=1e-12)
         assert np.abs(other.gradient - plain.gradient).max() <= 1e-12

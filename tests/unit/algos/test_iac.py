@@ -14,7 +14,7 @@ from megasharp.algos.grpo import GRPO, GRPOParams
 from megasharp.algos.iac import IAC, IACParams
 from megasharp.common.records import TokenInputs
 
-FORMS = ["normalized", "literal", "budget"]
+FORMS = ["normalized", "literal", "budget", "inverse"]
 # Positive advantages of a group of eight by the number of correct ones, alpha = 1: normalized and literal.
 VECTORS = {1: (2.1655, 17.3241), 2: (1.2151, 9.7211), 4: (0.4677, 3.7417), 7: (0.0442, 0.3536)}
 
@@ -72,6 +72,9 @@ def test_closed_form_in_float64_whatever_the_inputs_are(alpha: float, dtype: tor
     assert normalized_T.tolist() == pytest.approx(expected, rel=1e-14)
     expected = [a * 5**alpha if a > 0 else a for a in adv_T.tolist()]
     assert literal_T.tolist() == pytest.approx(expected, rel=1e-14)
+    inverse_T = calibrate(adv_T, x, alpha=alpha, form="inverse")
+    expected = [a * (2 / 7) ** -alpha if a > 0 else a for a in adv_T.tolist()]
+    assert inverse_T.tolist() == pytest.approx(expected, rel=1e-14)
 
 
 def test_budget_redistributes_and_counts_responses_not_tokens() -> None:
@@ -123,7 +126,9 @@ def test_zero_to_the_power_of_zero_is_one(alpha: float, weight: float) -> None:
     """All correct, under an estimator that gives such a group an advantage; also where nothing else is positive."""
     x = step([[1, 1]])
     for form in FORMS:
-        assert (calibrate(torch.ones_like(x.mask_T), x, alpha=alpha, form=form) == weight).all()
+        # Only this form is a power of the success rate, which is 1.
+        expected = 1.0 if form == "inverse" else weight
+        assert (calibrate(torch.ones_like(x.mask_T), x, alpha=alpha, form=form) == expected).all()
 
 
 def test_masked_tokens_count_nowhere() -> None:
@@ -141,7 +146,13 @@ def test_metrics_are_over_positive_trajectories(form: str) -> None:
     x = step([[1, 0, 0, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 0, 0]])
     _, metrics = IAC(IACParams(form=form)).calibrate(2.0 * x.correct_T - 1.0, x)
     averages = {name: float((m.value_T * m.weight_T).sum() / m.weight_T.sum()) for name, m in metrics.items()}
-    mean = {"normalized": (0.8 + 4 * 0.2 + 3 * 0.4) / 8, "literal": (4 + 4 * 1 + 3 * 2) / 8, "budget": 1.0}[form]
+    mean = {
+        "normalized": (0.8 + 4 * 0.2 + 3 * 0.4) / 8,
+        "literal": (4 + 4 * 1 + 3 * 2) / 8,
+        "budget": 1.0,
+        # Each group of five with a correct one adds 5.
+        "inverse": (5 / 1 + 4 * 5 / 4 + 3 * 5 / 3) / 8,
+    }[form]
     assert averages == pytest.approx(
         {
             "method/iac/weight": mean,
