@@ -1,9 +1,9 @@
 """DAPO-Math-17k (2503.14476): competition problems with whole numbers for answers; all of it, and the English part.
 
 BytedTsinghua-SIA/DAPO-Math-17k holds every problem about a hundred times by accident (its issue 36), in verl's format,
-each inside of an instruction that is taken away here (template `dapo` puts it back). open-r1/DAPO-Math-17k-Processed
-holds each once, `prompt` and `solution` as text, in the configurations all, en and cn of 17,398, 14,116 and 3,282 rows
-(a public note that quotes its card). Either shape is read, from either set.
+each inside of an instruction that is taken away here; the set's template `dapo` puts it back.
+open-r1/DAPO-Math-17k-Processed holds each once, `prompt` and `solution` as text, in the configurations all, en and cn
+of 17,398, 14,116 and 3,282 rows (a public note that quotes its card). Either shape is read, from either set.
 
 English is what has no Chinese sign, a rule of ours: what 2511.19942 filtered by is not said; it has 14,053 (section
 4.3) or 14,042 (appendix C.3) problems.
@@ -52,7 +52,7 @@ DAPO_MATH_17K = DataSet(
     task="math",
     about="DAPO-Math-17k, each problem once",
     parts=(Part(Source("dapo", "BytedTsinghua-SIA/DAPO-Math-17k", "train"), read),),
-    prompt="boxed_verl",
+    prompt="dapo",
     licence=_LICENCE,
     known="rows",
     used_by="2601.15609",

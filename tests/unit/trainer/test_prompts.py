@@ -14,11 +14,13 @@ from typer.testing import CliRunner
 from megasharp.cli.main import app
 from megasharp.common.errors import UserError
 from megasharp.config.core import dump_yaml
+from megasharp.config.data import DataConfig
 from megasharp.config.run_config import RunConfig, load_run, run_tree
 from megasharp.evals.groups import Settings, plan_suites
 from megasharp.evals.suites import Asking, load_suite
+from megasharp.tasks.problems import prompt_of
 from megasharp.trainer.eval_source import config_of
-from megasharp.trainer.resolve.prompt_format import asking_of, prompt_differences
+from megasharp.trainer.resolve.prompt_format import asking_of, prompt_differences, prompts_meant
 from megasharp.trainer.resolve.resolved_run import ResolvedRun, check
 from megasharp.trainer.resolve.summary import describe
 from megasharp.trainer.resume import check_resume
@@ -221,6 +223,16 @@ def test_a_stored_run_goes_on_with_the_prompts_it_began_with(resolve: Resolve, t
     (run / "config.yaml").write_text(dump_yaml(resolve("qwen", "data.prompt=boxed_verl").config))
     config = resumed()
     assert (config.data.prompt, config.data.bos, config.eval.prompt) == ("boxed_verl", None, None)
+
+
+def test_a_stored_run_keeps_the_template_that_its_set_had() -> None:
+    """Rows of DAPO-Math-17k were asked by verl's template, and are asked by their own since."""
+    assert prompt_of(DataConfig(set="dapo_math_17k")) == "dapo"
+    assert prompts_meant({"data": {"set": "dapo_math_17k"}})["data"]["prompt"] == "boxed_verl"
+    own = {"data": {"set": "dapo_math_17k", "prompt": "dapo"}}
+    assert prompts_meant(own)["data"]["prompt"] == "dapo"
+    assert prompts_meant({"data": {"set": "math500"}})["data"]["prompt"] == "boxed_chatml"
+    assert prompts_meant({"data": {"set": "deepscaler"}})["data"]["prompt"] is None
 
 
 def test_an_evaluation_by_hand_says_how_it_asks(resolve: Resolve, models: Path) -> None:
