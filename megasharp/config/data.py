@@ -376,7 +376,7 @@ class RewardConfig(Section):
         if self.function is not None and self.functions:
             raise ValueError("function and functions are both set; give one of the two")
         if self.levels is not None and (self.function or self.functions):
-            raise ValueError("levels are of a task's verifier, and functions give rewards of their own; leave one out")
+            raise ValueError("levels are of a task's verifier, and functions give their own; set levels to null")
         names = [each.name or each.function.rpartition(":")[2] for each in self.functions]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"functions: two are named {min(twice)}; give one of them a name")
