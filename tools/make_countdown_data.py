@@ -2,9 +2,11 @@
 
 Deterministic in `--seed`. Two problems are the same if they have the same numbers, in any order, and the
 same target. Dev and test hold four-number problems only (what the quickstart reports); a tenth of train has
-three numbers. `--numbers` makes all problems of so many instead: of three there are 1,712 or so.
+three numbers. `--numbers` makes all problems of so many instead: of three there are 1,712 or so. `--solutions` keeps
+problems with so many distinct solutions alone.
 
     python tools/make_countdown_data.py --out examples/quickstart/data --seed 1
+    python tools/make_countdown_data.py --out few --numbers 4 --solutions 2-3 --train 2000
 """
 
 from __future__ import annotations
@@ -23,12 +25,18 @@ THREE_NUMBER_SHARE = {"dev": 0.0, "test": 0.0, "train": 0.1}
 Key = tuple[tuple[int, ...], int]
 
 
-def draw(rng: Random, counts: list[int], taken: set[Key]) -> list[CountdownProblem]:
-    """Draw a problem of each of these many numbers that is not in `taken`, and add them to it."""
+def draw(
+    rng: Random, counts: list[int], taken: set[Key], solutions: tuple[int, int] | None = None
+) -> list[CountdownProblem]:
+    """Draw a problem of each of these many numbers that is not in `taken`, and add them to it.
+
+    With `solutions` each has at least and at most that many of them.
+    """
     problems: list[CountdownProblem] = []
     while len(problems) < len(counts):
         problem = make_problem(rng, counts[len(problems)])
-        if problem.key not in taken:
+        fits = solutions is None or solutions[0] <= count_solutions(problem.numbers, problem.target) <= solutions[1]
+        if fits and problem.key not in taken:
             taken.add(problem.key)
             problems.append(problem)
     rng.shuffle(problems)
@@ -53,12 +61,19 @@ def lines(split: str, problems: Iterable[CountdownProblem]) -> Iterable[str]:
         yield json.dumps(record, separators=(",", ":")) + "\n"
 
 
+def solution_range(text: str) -> tuple[int, int]:
+    """Read `3` as (3, 3) and `2-3` as (2, 3)."""
+    first, _, last = text.partition("-")
+    return int(first), int(last or first)
+
+
 def main() -> None:
     """Write the three files."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder to write into")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--numbers", type=int, help="how many numbers every problem has, in all three files")
+    parser.add_argument("--solutions", type=solution_range, help="N, or A-B, solutions that every problem has")
     parser.add_argument("--train", type=int, default=SPLITS["train"], help="problems of the train file")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -66,7 +81,7 @@ def main() -> None:
     taken: set[Key] = set()
     for split, size in {**SPLITS, "train": arguments.train}.items():
         counts = [arguments.numbers] * size if arguments.numbers else mixed(size, THREE_NUMBER_SHARE[split])
-        problems = draw(rng, counts, taken)
+        problems = draw(rng, counts, taken, arguments.solutions)
         path = arguments.out / f"{split}.jsonl"
         path.write_text("".join(lines(split, problems)), encoding="utf-8")
         print(f"{path}: {size} problems")
