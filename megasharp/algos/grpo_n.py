@@ -8,6 +8,7 @@ their own. The printed gradient is that of the unclipped ratio, the runs clip.
 from __future__ import annotations
 
 from megasharp.algos.base import Method, MethodParams, Reduction
+from megasharp.algos.negative_only import NegativeOnlyParams
 
 
 class GRPON(Method[MethodParams]):
@@ -16,4 +17,4 @@ class GRPON(Method[MethodParams]):
     paper = "2510.04028"
     options = "it brings grpo and negative_only."
     reduction = Reduction.SEQ_MEAN_TOKEN_MEAN
-    brings = {"grpo": MethodParams(), "negative_only": MethodParams()}
+    brings = {"grpo": MethodParams(), "negative_only": NegativeOnlyParams()}

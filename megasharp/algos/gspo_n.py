@@ -7,6 +7,7 @@ states a clip of 0.2 for all its runs and none for GSPO, whose ratio would never
 from __future__ import annotations
 
 from megasharp.algos.base import Method, MethodParams, Reduction
+from megasharp.algos.negative_only import NegativeOnlyParams
 
 
 class GSPON(Method[MethodParams]):
@@ -16,4 +17,4 @@ class GSPON(Method[MethodParams]):
     status = "as printed; its clip is not given, GSPO's own"
     options = "it brings grpo, gspo and negative_only."
     reduction = Reduction.SEQ_MEAN_TOKEN_MEAN
-    brings = {"grpo": MethodParams(), "gspo": MethodParams(), "negative_only": MethodParams()}
+    brings = {"grpo": MethodParams(), "gspo": MethodParams(), "negative_only": NegativeOnlyParams()}

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 
-from megasharp.algos.base import MethodParams, Needs, OldLogp, Reduction
+from megasharp.algos.base import Needs, OldLogp, Ramp, Reduction
 from megasharp.algos.build_recipe import build_recipe
-from megasharp.algos.negative_only import NegativeOnly
+from megasharp.algos.negative_only import NegativeOnly, NegativeOnlyParams
 
 NEEDS = Needs(old_logp=OldLogp.IN_LOSS)
 
@@ -17,9 +17,18 @@ NEEDS = Needs(old_logp=OldLogp.IN_LOSS)
 def test_advantages_that_are_not_negative_become_zero(make_micro) -> None:
     x = make_micro(Needs()).inputs
     adv_T = torch.tensor([-1.0, 0.0, 2.0, -0.5, 1e-300, -1e-300] + [0.3] * 8, dtype=torch.float64)
-    got_T, metrics = NegativeOnly(MethodParams()).calibrate(adv_T, x)
+    got_T, metrics = NegativeOnly(NegativeOnlyParams()).calibrate(adv_T, x)
     assert got_T.tolist() == [-1.0, 0.0, 0.0, -0.5, 0.0, -1e-300] + [0.0] * 8
     assert metrics["method/negative_only/kept"].value_T.tolist() == [1, 0, 0, 1, 0, 1] + [0] * 8
+
+
+def test_a_ramp_goes_from_all_advantages_to_the_negative_ones(make_micro) -> None:
+    x = make_micro(Needs()).inputs
+    adv_T = torch.tensor([-1.0, 2.0, -0.5, 0.3] + [0.0] * 10, dtype=torch.float64)
+    method = NegativeOnly(NegativeOnlyParams(positive_weight=Ramp(start=1.0, end=0.0, steps=4)))
+    for step, weight in ((1, 1.0), (3, 0.5), (5, 0.0), (99, 0.0)):
+        got_T, _ = method.at(step).calibrate(adv_T, x)
+        assert got_T.tolist() == [-1.0, 2.0 * weight, -0.5, pytest.approx(0.3 * weight)] + [0.0] * 10
 
 
 @pytest.mark.parametrize("reduction", Reduction)
