@@ -99,19 +99,30 @@ def _values(lines: Sequence[Mapping[str, str]], metric: str) -> Values:
     return np.array(rows)
 
 
-def table(name: str) -> list[dict[str, str]]:
+def table(name: str, folder: Path = RESULTS) -> list[dict[str, str]]:
     """Return a table's lines; none where there is no such file yet."""
-    path = RESULTS / f"{name}.csv"
+    path = folder / f"{name}.csv"
     if not path.is_file():
         return []
     with path.open(encoding="utf-8", newline="") as lines:
         return list(csv.DictReader(lines))
 
 
-def add(name: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def add(folder: Path, name: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Append rows to a table, whose first line names its columns."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.csv"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.csv"
     new = not path.is_file()
     with path.open("a", encoding="utf-8", newline="") as lines:
         csv.writer(lines, lineterminator="\n").writerows([columns, *rows] if new else rows)
+
+
+def drop_unfinished(folder: Path) -> None:
+    """Leave out lines of runs that `runs.csv` does not name: it is written last, so they were cut off while recorded."""
+    finished = {line["run"] for line in table("runs", folder)}
+    for name, columns in (("curves", CURVES), ("counts", COUNTS)):
+        lines = table(name, folder)
+        kept = [line for line in lines if line["run"] in finished or line["run"].startswith(UNTRAINED)]
+        if len(kept) < len(lines):
+            (folder / f"{name}.csv").unlink()
+            add(folder, name, columns, [[line[column] for column in columns] for line in kept])

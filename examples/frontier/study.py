@@ -3,7 +3,7 @@
     python examples/frontier/study.py examples/frontier/screen.yaml --at-once 2
 
 A recorded run is not repeated, so the same command goes on where it stopped, on this machine or another. With `--test`
-the last model is measured on the test problems too, and so is the untrained one with each seed of the sweep.
+the last model is measured on that suite too, and so is the untrained one with each seed of the sweep.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-from records import COUNTS, CURVES, RUNS, UNTRAINED, add, table
+from records import COUNTS, CURVES, RESULTS, RUNS, UNTRAINED, add, drop_unfinished, table
 
 from megasharp.config.core import dump_tree
 from megasharp.evals.result_files import load_result
@@ -27,8 +28,15 @@ from megasharp.reporting.history import read_run
 from megasharp.reporting.sweeps.grid import Cell, cells, load_sweep
 
 BASE = "examples/quickstart/base"
-TEST, SAMPLES, KS = "countdown_test", 256, "1,2,4,8,16,32,64,128,256"
 Rows = dict[str, tuple[Sequence[str], list[list[object]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """The suite that last models are measured on, and the samples for each of its problems."""
+
+    suite: str
+    samples: int
 
 
 def main() -> int:
@@ -36,32 +44,36 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweep", type=Path, help="the sweep's file")
     parser.add_argument("--at-once", type=int, default=2, help="runs at the same time, each on one thread")
-    parser.add_argument("--test", action="store_true", help="measure the last models on the test problems too")
+    parser.add_argument("--test", help="suite to measure the last models on, such as countdown_test")
+    parser.add_argument("--samples", type=int, default=256, help="samples for each problem of it")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the CSV files")
     parser.add_argument("--work", type=Path, default=Path("runs"), help="folder for the runs, deleted as they end")
     arguments = parser.parse_args()
     config = load_sweep(arguments.sweep)
-    folder, lock, failed = arguments.work / config.name, Lock(), []
+    results, folder, lock, failed = arguments.results, arguments.work / config.name, Lock(), []
     folder.mkdir(parents=True, exist_ok=True)
-    recorded = {line["run"] for name in ("runs", "counts") for line in table(name)}
+    test = Test(arguments.test, arguments.samples) if arguments.test else None
+    drop_unfinished(results)
+    recorded = {line["run"] for name in ("runs", "counts") for line in table(name, results)}
     left: list[Cell | int] = [cell for cell in cells(config, arguments.sweep) if cell.name not in recorded]
-    if arguments.test:
+    if test is not None:
         left = [*(seed for seed in config.seeds if f"{UNTRAINED}_s{seed}" not in recorded), *left]
     print(f"{config.name}: {len(left)} runs are left", flush=True)
 
     def one(item: Cell | int) -> None:
         name = f"{UNTRAINED}_s{item}" if isinstance(item, int) else item.name
         try:
-            if isinstance(item, int):
-                rows: Rows = {"counts": (COUNTS, [measured(name, BASE, item, folder)])}
-            else:
-                rows = trained(item, folder, config.name, test=arguments.test)
+            if not isinstance(item, int):
+                rows = trained(item, folder, config.name, test)
+            elif test is not None:
+                rows = {"counts": (COUNTS, [measured(name, BASE, item, folder, test)])}
         except (subprocess.CalledProcessError, OSError) as error:
             failed.append(name)
             print(f"{name} failed: {error}", flush=True)
             return
         with lock:
             for what, (columns, lines) in rows.items():
-                add(what, columns, lines)
+                add(results, what, columns, lines)
         print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
 
     with ThreadPoolExecutor(arguments.at_once) as pool:
@@ -69,15 +81,15 @@ def main() -> int:
     return len(failed)
 
 
-def trained(cell: Cell, folder: Path, sweep: str, *, test: bool) -> Rows:
+def trained(cell: Cell, folder: Path, sweep: str, test: Test | None) -> Rows:
     """Train one run in `folder`, measure it, delete it; return rows by the names of their files, `runs` last."""
     began = time.monotonic()
     file, run = folder / f"{cell.name}.yaml", folder / cell.name
     file.write_text(dump_tree(cell.tree), encoding="utf-8")
     megasharp(folder / f"{cell.name}.log", "train", str(file), "--runs", str(folder), "--resume")
     rows: Rows = {"curves": (CURVES, curve(cell.name, run))}
-    if test:
-        rows["counts"] = (COUNTS, [measured(cell.name, str(run), cell.seed, folder)])
+    if test is not None:
+        rows["counts"] = (COUNTS, [measured(cell.name, str(run), cell.seed, folder, test)])
     history = read_run(run)
     settings = {key: value for key, value in cell.tree.items() if key not in ("include", "name", "seed")}
     seconds = f"{time.monotonic() - began:.0f}"
@@ -99,7 +111,7 @@ def curve(name: str, run: Path) -> list[list[object]]:
     for line in read_run(run).training:
         tokens[int(line["step"] or 0)] = tokens[max(tokens)] + int(line["rollout/tokens"] or 0)
     rows: list[list[object]] = []
-    for path in sorted((run / "evals").glob("step_*/countdown_dev.json")):
+    for path in sorted((run / "evals").glob("step_*/*.json")):
         result = load_result(path)
         figures, step = result.named(), result.step or 0
         values = [f"{figures[column]:.6g}" if column in figures else "" for column in CURVES[3:]]
@@ -107,15 +119,16 @@ def curve(name: str, run: Path) -> list[list[object]]:
     return rows
 
 
-def measured(name: str, model: str, seed: int, folder: Path) -> list[object]:
-    """Measure a model on the test problems; return its line of `counts.csv`, problems in the suite's order."""
+def measured(name: str, model: str, seed: int, folder: Path, test: Test) -> list[object]:
+    """Measure a model on the test suite; return its line of `counts.csv`, problems in the suite's order."""
     out = folder / f"{name}_test"
     shutil.rmtree(out, ignore_errors=True)
-    options = ("--n", str(SAMPLES), "--k", KS, "--seed", str(seed), "--keep", "none", "--out", str(out))
+    ks = ",".join(str(2**power) for power in range(test.samples.bit_length()))
+    options = ("--n", str(test.samples), "--k", ks, "--seed", str(seed), "--keep", "none", "--out", str(out))
     # A folder of weights does not say how long a response may be.
     limit = ("--max-tokens", "20") if model == BASE else ()
-    megasharp(folder / f"{name}.log", "eval", model, "--suite", TEST, *options, *limit)
-    result = load_result(next(out.rglob(f"{TEST}.json")))
+    megasharp(folder / f"{name}.log", "eval", model, "--suite", test.suite, *options, *limit)
+    result = load_result(next(out.rglob("*.json")))
     shutil.rmtree(out)
     correct, distinct = ([getattr(row, what) for row in result.rows] for what in ("correct", "distinct_correct"))
     return [name, result.n, result.tokens, " ".join(map(str, correct)), " ".join(map(str, distinct))]
