@@ -118,7 +118,7 @@ def add(folder: Path, name: str, columns: Sequence[str], rows: Sequence[Sequence
 
 
 def drop_unfinished(folder: Path) -> None:
-    """Leave out lines of runs that `runs.csv` does not name: written last, it lacks runs that were cut off meanwhile."""
+    """Leave out lines of runs that `runs.csv`, which is written last, does not name: they were cut off meanwhile."""
     finished = {line["run"] for line in table("runs", folder)}
     for name, columns in (("curves", CURVES), ("counts", COUNTS)):
         lines = table(name, folder)

@@ -54,7 +54,7 @@ class PaperClaim(Section):
     kind: Literal["theorem", "toy", "small model", "full size"]
     test: str
     verdict: str
-    evidence: str
+    evidence: str = ""
     study: StudyCheck | None = None
     frontier: FrontierCheck | None = None
     runs: list[str] = []

@@ -67,7 +67,7 @@ def _table(paper: Paper, studies: Mapping[str, Sequence[Claim]], frontier: Front
         "|---|---|---|---|---|---|",
     ]
     for claim in paper.claims:
-        figures = "<br>".join([claim.evidence, *computed(claim, studies, frontier)] if claim.evidence else [])
+        figures = "<br>".join(text for text in (claim.evidence, *computed(claim, studies, frontier)) if text)
         cells = [f'<a id="{claim.id}"></a>{claim.place}', claim.claim, claim.kind, claim.test]
         cells += [f"**{claim.verdict}**", figures]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
