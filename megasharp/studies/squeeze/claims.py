@@ -1,4 +1,4 @@
-"""Claims of 2510.14807 (sections 3 and 4) about one state's distribution: measured, judged, tabulated and drawn.
+"""Claims of 2510.14807 (sections 3 and 4, appendix A) about one state: measured, judged, tabulated and drawn.
 
 `measure` collects all results in one record. Each claim is a function that returns the paper's sentence, our numbers
 and a verdict. The picture shows one update, many updates, Proposition 3, and two shapes of one entropy.
@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from megasharp.reporting.style import COLOURS, INK, MUTED, dress, new_figure
-from megasharp.studies.claims import clearly_above
+from megasharp.studies.claims import clearly_above, outcome
 from megasharp.studies.softmax import Floats, entropy
 from megasharp.studies.squeeze.dynamics import (
     VOCABULARY,
@@ -33,6 +33,7 @@ from megasharp.studies.squeeze.dynamics import (
     start_logits,
     with_top,
 )
+from megasharp.studies.squeeze.mixture import DRIFTS, MixtureTrials, mixture_trials
 from megasharp.studies.study import Cell, Claim, Outcome, Table
 
 PENALISED_RANKS = (1, 2, 5, 20)
@@ -54,6 +55,7 @@ class Measured:
     sampled: Mapping[float, Floats]
     distinct: Mapping[tuple[float, int], tuple[float, float]]
     shapes: Mapping[str, Floats]
+    mixtures: Sequence[MixtureTrials]
 
 
 def measure(seeds: Sequence[int]) -> Measured:
@@ -69,6 +71,7 @@ def measure(seeds: Sequence[int]) -> Measured:
         sampled={advantage: on_policy(advantage, seeds) for advantage in (1.0, -1.0)},
         distinct=counted,
         shapes={"plateau": plateau(), "peak": peak()},
+        mixtures=tuple(mixture_trials(drift, seeds[0]) for drift in DRIFTS),
     )
 
 
@@ -82,7 +85,19 @@ CLOSE_TO_ONE = 0.01
 
 def claims(measured: Measured) -> tuple[Claim, ...]:
     """Judge all claims, in the paper's order."""
-    judged = (_both_concentrate, _lemma, _absorbs, _alternatives, _formula, _limit, _regardless, _shapes, _by_rank)
+    judged = (
+        _both_concentrate,
+        _lemma,
+        _absorbs,
+        _alternatives,
+        _formula,
+        _limit,
+        _regardless,
+        _shapes,
+        _by_rank,
+        _unequal,
+        _corrected,
+    )
     return tuple(judge(measured) for judge in judged)
 
 
@@ -179,13 +194,33 @@ def _by_rank(measured: Measured) -> Claim:
     return Claim("sec 4.2, fig 4b", statement, "drawn, no figures", ours, _if(holds))
 
 
+def _unequal(measured: Measured) -> Claim:
+    drifted = [trials for trials in measured.mixtures if trials.drift > 0]
+    holds = sum(trials.unequal == 1.0 for trials in measured.mixtures)
+    shown = [f"{t.drift:g}: {t.spread:.3f} times ({t.gap:.0%} of the smoothing is off)" for t in drifted]
+    on_policy = max(trials.unequal for trials in measured.mixtures if trials.drift == 0)
+    ours = (
+        f"on policy unequal in {on_policy:.0%}; largest coefficient over smallest, by the deviation of the logits "
+        f"since the sampling, {'; '.join(shown)}"
+    )
+    statement = "without the stop-gradient correction candidates have different importance coefficients"
+    return Claim("app A, eq 15", statement, "different", ours, outcome(holds, len(measured.mixtures)))
+
+
+def _corrected(measured: Measured) -> Claim:
+    error = max(trials.error for trials in measured.mixtures)
+    ours = f"largest relative gap {error:.1e}, by autograd"
+    statement = "the correction gives every candidate the sampled token's coefficient"
+    return Claim("app A, eq 4", statement, "exact", ours, _if(error < EXACT))
+
+
 # Number of samples in "a group" of the tables of trajectories.
 GROUP = 16
 
 
 def tables(measured: Measured) -> tuple[Table, ...]:
     """Make all tables."""
-    return tuple(table(measured) for table in (_penalised, _sampled, _distinct, _shapes_table))
+    return tuple(table(measured) for table in (_penalised, _sampled, _distinct, _shapes_table, _mixtures))
 
 
 def _penalised(measured: Measured) -> Table:
@@ -232,6 +267,18 @@ def _shapes_table(measured: Measured) -> Table:
         rows.append((name, float(entropy(p_V)), float(p_V.max()), *budgets(p_V, SHAPE_BUDGETS)))
     columns = ("shape", "entropy", "rank 1", *(f"K={samples}" for samples in SHAPE_BUDGETS))
     return Table("shapes", "two distributions of one entropy: expected distinct tokens of K", columns, tuple(rows))
+
+
+def _mixtures(measured: Measured) -> Table:
+    rows = tuple((t.drift, t.unequal, t.spread, t.gap, t.error) for t in measured.mixtures)
+    columns = (
+        "deviation of the logits",
+        "trials with unequal coefficients",
+        "largest over smallest",
+        "gradient off, of the smoothing",
+        "corrected: error",
+    )
+    return Table("mixtures", "equation 15's mixture beside equation 4's", columns, rows)
 
 
 SHOWN_RANKS = 12

@@ -26,6 +26,7 @@ from megasharp.studies.squeeze.dynamics import (
     start_logits,
     with_top,
 )
+from megasharp.studies.squeeze.mixture import DRIFTS, coefficients, logit_gradient, mixture_trials
 from megasharp.studies.study import Outcome
 
 LOGIT_V = np.random.default_rng(7).normal(scale=1.5, size=9)
@@ -109,6 +110,29 @@ def test_distinct_of_an_even_tail_has_a_closed_form() -> None:
     assert distinct(plateau(), 2) == pytest.approx(5 / 3)
 
 
+def test_both_mixtures_by_hand() -> None:
+    """Naive: alpha / N gamma^(n) in front of each candidate's e_v - pi; corrected: alpha / N gamma."""
+    old_V, new_V = np.array([0.5, 0.25, 0.15, 0.1]), np.array([0.4, 0.35, 0.2, 0.05])
+    logit_SV, old_logp_SV = (torch.from_numpy(np.log(p_V))[None] for p_V in (new_V, old_V))
+    token_S, top_SN, alpha = torch.tensor([3]), torch.tensor([[0, 1, 2]]), 0.3
+    ratio_V = new_V / old_V
+    for corrected, expected_N in ((False, ratio_V[:3]), (True, np.full(3, ratio_V[3]))):
+        got_SN = coefficients(logit_SV, old_logp_SV, token_S, top_SN, corrected)
+        np.testing.assert_allclose(got_SN[0].numpy(), expected_N, rtol=1e-12)
+        expected_V = (1 - alpha) * ratio_V[3] * (np.eye(4)[3] - new_V)
+        expected_V = expected_V + alpha / 3 * (expected_N @ (np.eye(4)[:3] - new_V))
+        got_SV = logit_gradient(logit_SV, old_logp_SV, token_S, top_SN, alpha, corrected)
+        np.testing.assert_allclose(got_SV[0].numpy(), expected_V, atol=1e-15)
+
+
+def test_the_mixtures_differ_off_policy_only() -> None:
+    on_policy, *drifted = (mixture_trials(drift, 1) for drift in DRIFTS)
+    assert (on_policy.unequal, on_policy.spread, on_policy.gap) == (0.0, 1.0, 0.0)
+    assert all(trials.unequal == 1.0 and trials.error < 1e-14 for trials in drifted)
+    # Three coefficients exp(drift * normal), up to a shared factor: the mean range of three normals is 1.693.
+    assert drifted[0].spread == pytest.approx(1 + 0.01 * 1.693, abs=0.001)
+
+
 @pytest.fixture(scope="module")
 def measured() -> Measured:
     return measure(range(10))
@@ -117,9 +141,9 @@ def measured() -> Measured:
 def test_study_reports_every_table_and_claim(measured: Measured) -> None:
     for table in tables(measured):
         assert table.rows and all(len(row) == len(table.columns) for row in table.rows)
-    assert [table.name for table in tables(measured)] == ["penalised", "sampled", "distinct", "shapes"]
+    assert [table.name for table in tables(measured)] == ["penalised", "sampled", "distinct", "shapes", "mixtures"]
     assert len(draw(measured).axes) == 6
-    assert len(claims(measured)) == 9
+    assert len(claims(measured)) == 11
 
 
 def test_claims_follow_the_figures(measured: Measured) -> None:
@@ -130,6 +154,7 @@ def test_claims_follow_the_figures(measured: Measured) -> None:
         penalised=dict.fromkeys(measured.penalised, measured.penalised[1]),
         shapes=dict.fromkeys(measured.shapes, plateau()),
         sampled={advantage: p_TRV[::-1] for advantage, p_TRV in measured.sampled.items()},
+        mixtures=tuple(replace(trials, unequal=0.5, error=0.1) for trials in measured.mixtures),
     )
     kept = {Outcome.REPRODUCED: 0, Outcome.PARTLY: 0}
     for claim in claims(broken):
@@ -137,4 +162,4 @@ def test_claims_follow_the_figures(measured: Measured) -> None:
             kept[claim.outcome] += 1
     # Only what the breakage leaves alone: the limit of Proposition 3, and its value at a small budget.
     assert kept == {Outcome.REPRODUCED: 1, Outcome.PARTLY: 1}
-    assert sum(claim.outcome is Outcome.REPRODUCED for claim in claims(measured)) == 6
+    assert sum(claim.outcome is Outcome.REPRODUCED for claim in claims(measured)) == 7
