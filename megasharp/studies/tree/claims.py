@@ -1,5 +1,8 @@
 """Claims of 2510.14807 about its tree (section 4.3, figure 5), judged on this run, with tables and a picture.
 
+Two more are about stronger negative advantages, of 2510.14807 section 4.2 and 2601.15609 section 4.1: the tree is the
+one toy in which right and wrong samples share their beginnings.
+
 Each claim is a function that returns the paper's sentence, our numbers and a verdict. The picture shows each seed's
 policy under three methods, and both coefficients swept.
 """
@@ -13,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from megasharp.reporting.style import COLOURS, GRID, INK, MUTED, dress, new_figure
-from megasharp.studies.claims import clearly_above, clearly_below, clearly_rarer, standard_error
+from megasharp.studies.claims import clearly_above, clearly_below, clearly_rarer, settle, standard_error
 from megasharp.studies.softmax import Floats
 from megasharp.studies.study import Cell, Claim, Outcome, Table
 from megasharp.studies.tree.experiments import (
@@ -27,12 +30,15 @@ from megasharp.studies.tree.experiments import (
     LEARNING_RATE,
     MAIN,
     MODES,
+    NEGATIVE_RATES,
+    NEGATIVES,
     RATES,
     TOPNS,
     VARIANTS,
     Result,
     Results,
     Setting,
+    amplified,
     at_entropy,
     at_rate,
     casp,
@@ -53,7 +59,17 @@ NEARLY_ALL = 0.95
 
 def claims(results: Results) -> tuple[Claim, ...]:
     """Judge all claims, in the paper's order."""
-    judged = (_grpo_modes, _grpo_root, _entropy, _casp, _entropy_cannot, _not_all_actions, _penalty)
+    judged = (
+        _grpo_modes,
+        _grpo_root,
+        _entropy,
+        _casp,
+        _entropy_cannot,
+        _not_all_actions,
+        _penalty,
+        _amplified,
+        _destabilised,
+    )
     return tuple(judge(results) for judge in judged)
 
 
@@ -158,6 +174,39 @@ def _penalty(results: Results) -> Claim:
     )
 
 
+def _amplified(results: Results) -> Claim:
+    strongest = NEGATIVES[-1]
+    lost = [
+        results.sgd[at_rate(GRPO, lr)].modes_R - results.sgd[amplified(factor, lr)].modes_R
+        for lr in NEGATIVE_RATES
+        for factor in NEGATIVES
+    ]
+    shown = [
+        f"lr {lr:g}: {results.sgd[at_rate(GRPO, lr)].modes_R.mean():.2f} to "
+        f"{results.sgd[amplified(strongest, lr)].modes_R.mean():.2f}"
+        for lr in NEGATIVE_RATES
+    ]
+    ours = f"mean modes with negative advantages times {strongest:g}: {'; '.join(shown)}"
+    return Claim("sec 4.2", "amplifying all negative updates sharpens", "sharpens", ours, settle(lost))
+
+
+def _destabilised(results: Results) -> Claim:
+    falls, shown = [], []
+    for lr in NEGATIVE_RATES:
+        plain = results.sgd[at_rate(GRPO, lr)]
+        each = [results.sgd[amplified(factor, lr)] for factor in NEGATIVES]
+        falls += [plain.accuracy_R - result.accuracy_R for result in each]
+        shown.append(f"lr {lr:g}: {plain.accuracy:.3f}, {', '.join(f'{result.accuracy:.3f}' for result in each)}")
+    factors = ", ".join(f"{factor:g}" for factor in (1.0, *NEGATIVES))
+    return Claim(
+        "2601.15609 sec 4.1",
+        "amplified negative advantages destroy what wrong samples have right (read as: accuracy falls)",
+        "destabilises training",
+        f"accuracy with negative advantages times {factors}: {'; '.join(shown)}",
+        settle(falls),
+    )
+
+
 _COLUMNS = ("median modes", "mean modes", "seeds with 1", "seeds with 6", "mean accuracy", "least accuracy")
 _PAPER = {"GRPO": "1 mode", "GRPO + entropy": "6 modes, .48", "CaSP": "6 modes, 1.00"}
 
@@ -169,6 +218,7 @@ def tables(results: Results) -> tuple[Table, ...]:
     betas = (((beta,), sgd[at_entropy(beta)]) for beta in BETAS)
     strengths = (((n, alpha), sgd[casp(n, alpha)]) for n in TOPNS for alpha in ALPHAS)
     variants = (((name,), sgd[setting]) for name, setting in VARIANTS.items())
+    negatives = (((lr, f), sgd[amplified(f, lr)]) for lr in NEGATIVE_RATES for f in NEGATIVES)
     modes: list[tuple[Cell, ...]] = []
     for name, setting in MAIN.items():
         mean_M = sgd[setting].mode_probability_RM.mean(axis=0)
@@ -180,6 +230,7 @@ def tables(results: Results) -> tuple[Table, ...]:
         _table("casp", "CaSP, by N and alpha (lambda 1.1, no gate)", ("N", "alpha"), strengths),
         _table("variants", "CaSP, other variants", ("variant",), variants),
         _table("rates", "other learning rates and Adam", ("method", "optimizer", "lr"), _rates(results)),
+        _table("negatives", "GRPO with negative advantages times a factor", ("lr", "factor"), negatives),
         Table("modes", "exact probability of each mode, mean over seeds", heads, tuple(modes)),
     )
 

@@ -76,7 +76,10 @@ STD_EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """GRPO and what is added to it. `beta`: the entropy bonus; the rest is CaSP's, named as in the paper."""
+    """GRPO and what is added to it. `beta`: the entropy bonus; `negative`: a factor on negative advantages.
+
+    The rest is CaSP's, named as in the paper.
+    """
 
     lr: float
     beta: float = 0.0
@@ -84,6 +87,7 @@ class Setting:
     topn: int = 4
     quantile: float = 0.0
     lambda_top1: float = 1.0
+    negative: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,6 +109,7 @@ class Columns:
     topn_R: Floats
     quantile_R: Floats
     lambda_R: Floats
+    negative_R: Floats
 
 
 def train(
@@ -137,7 +142,7 @@ def tabulate(settings: Sequence[Setting], seeds: int) -> Columns:
     def column(name: str) -> Floats:
         return np.repeat([float(getattr(setting, name)) for setting in settings], seeds)
 
-    return Columns(*(column(name) for name in ("lr", "beta", "alpha", "topn", "quantile", "lambda_top1")))
+    return Columns(*(column(name) for name in ("lr", "beta", "alpha", "topn", "quantile", "lambda_top1", "negative")))
 
 
 def collect(policy_RDV: Floats, uniform_RGL: Floats) -> Batch:
@@ -158,7 +163,8 @@ def gradient(policy_RDV: Floats, batch: Batch, columns: Columns) -> Floats:
     entropy_RD = entropy(policy_RDV)
     # Per action: the weight of its update, and the part of it that goes to the candidates.
     run_R11 = np.arange(len(policy_RDV))[:, None, None]
-    advantage_RGL = np.broadcast_to(batch.advantage_RG[..., None], batch.state_RGL.shape)
+    scaled_RG = np.where(batch.advantage_RG < 0, columns.negative_R[:, None], 1.0) * batch.advantage_RG
+    advantage_RGL = np.broadcast_to(scaled_RG[..., None], batch.state_RGL.shape)
     gate_RGL = gate(entropy_RD[run_R11, batch.state_RGL], columns.quantile_R)
     is_top1_RGL = rank_RDV[run_R11, batch.state_RGL, batch.action_RGL] == 0
     punished_RGL = gate_RGL & is_top1_RGL & (advantage_RGL < 0)
@@ -239,6 +245,9 @@ VARIANTS: Mapping[str, Setting] = {
     "penalty only, lambda 2": replace(CASP, alpha=0.0, lambda_top1=2.0),
 }
 RATES = (1.0, 5.0, 30.0)
+# Factors on negative advantages, at the main rate and at lower ones, which leave GRPO more modes to lose.
+NEGATIVES = (2.0, 8.0)
+NEGATIVE_RATES = (1.0, 5.0, LEARNING_RATE)
 ADAM_RATES = (0.03, 0.3)
 
 
@@ -285,6 +294,11 @@ def casp(topn: int, alpha: float) -> Setting:
     return replace(CASP, topn=topn, alpha=alpha)
 
 
+def amplified(factor: float, lr: float) -> Setting:
+    """Return GRPO at `lr` with negative advantages times `factor`."""
+    return Setting(lr, negative=factor)
+
+
 def at_rate(setting: Setting, lr: float) -> Setting:
     """Return the setting at another learning rate."""
     return replace(setting, lr=lr)
@@ -298,6 +312,7 @@ def run_all(seeds: Sequence[int]) -> Results:
         *(casp(topn, alpha) for topn in TOPNS for alpha in ALPHAS),
         *VARIANTS.values(),
         *(at_rate(setting, lr) for setting in MAIN.values() for lr in RATES),
+        *(amplified(factor, lr) for factor in NEGATIVES for lr in NEGATIVE_RATES),
     ]
     adam = [at_rate(setting, lr) for setting in MAIN.values() for lr in ADAM_RATES]
     sgd_policy = train(list(dict.fromkeys(settings)), seeds, STEPS, GROUP_SIZE, Ascent(1.0))

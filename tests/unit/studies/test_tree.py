@@ -109,6 +109,7 @@ def printed_objective(logit_DV: Tensor, batch: Batch, setting: Setting) -> Tenso
     """1/(3G) sum A gamma with gamma+ and gamma- as in 2510.14807 eq 4, 5 and figure 10, plus the entropy bonus."""
     state_GL, action_GL = torch.from_numpy(batch.state_RGL[0]), torch.from_numpy(batch.action_RGL[0])
     adv_GL = torch.from_numpy(batch.advantage_RG[0])[:, None].expand(state_GL.shape)
+    adv_GL = torch.where(adv_GL < 0, setting.negative * adv_GL, adv_GL)
     logp_GLV = torch.log_softmax(logit_DV, dim=-1)[state_GL]
     old_GLV = logp_GLV.detach()
     entropy_GL = -(logp_GLV.exp() * logp_GLV).sum(-1)
@@ -135,6 +136,7 @@ def printed_objective(logit_DV: Tensor, batch: Batch, setting: Setting) -> Tenso
         Setting(1.0, alpha=1.0, topn=4, lambda_top1=1.1),
         Setting(1.0, alpha=0.5, topn=3, quantile=0.4, lambda_top1=2.0),
         Setting(1.0, alpha=0.5, topn=1, quantile=0.8, lambda_top1=1.5, beta=0.1),
+        Setting(1.0, negative=3.0),
     ],
 )
 def test_gradient_is_autograd_of_the_printed_objective(setting: Setting) -> None:
@@ -219,10 +221,11 @@ def small_results() -> Results:
 
 def test_study_reports_every_table_and_claim(small_results: Results) -> None:
     findings = Findings("", tables(small_results), claims(small_results), draw(small_results))
-    assert [table.name for table in findings.tables] == ["methods", "entropy", "casp", "variants", "rates", "modes"]
+    names = ["methods", "entropy", "casp", "variants", "rates", "negatives", "modes"]
+    assert [table.name for table in findings.tables] == names
     for table in findings.tables:
         assert table.rows and all(len(row) == len(table.columns) for row in table.rows)
-    assert len(findings.claims) == 7
+    assert len(findings.claims) == 9
     # After 60 steps both seeds have two modes.
     assert findings.claims[0].outcome is Outcome.PARTLY
 
@@ -288,6 +291,23 @@ def test_a_bonus_matches_by_modes_and_accuracy_together(
     assert outcome_of(small_results, changed, "an entropy bonus cannot") is outcome
     changed[experiments.CASP] = twenty(small_results, experiments.CASP, [1.0] * 20, 0.997)
     assert outcome_of(small_results, changed, "an entropy bonus cannot") is Outcome.DIFFERS
+
+
+@each_case(
+    ("modes", "accuracy", "sharpens", "destabilises"),
+    [
+        (5.0, 1.0, Outcome.REPRODUCED, Outcome.PARTLY),
+        (6.0, 0.9, Outcome.PARTLY, Outcome.REPRODUCED),
+        (6.0, 1.0, Outcome.PARTLY, Outcome.PARTLY),
+    ],
+)
+def test_amplified_negatives_are_judged_by_modes_and_by_accuracy(
+    small_results: Results, modes: float, accuracy: float, sharpens: Outcome, destabilises: Outcome
+) -> None:
+    worse = twenty(small_results, experiments.GRPO, [modes] * 20, accuracy)
+    changed = {experiments.amplified(f, lr): worse for f in experiments.NEGATIVES for lr in experiments.NEGATIVE_RATES}
+    assert outcome_of(small_results, changed, "amplifying all negative") is sharpens
+    assert outcome_of(small_results, changed, "amplified negative advantages destroy") is destabilises
 
 
 def test_settings_say_what_was_chosen_from_the_sweeps(small_run: Callable[[str], Findings]) -> None:
