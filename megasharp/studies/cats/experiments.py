@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from megasharp.studies.cats.reweighing import Reweighing, reweigh
 from megasharp.studies.softmax import (
     Adam,
     Ascent,
@@ -101,7 +102,10 @@ MEMORY_LR = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One training. `alpha` None: no IAC. `mu` 0: no DLC. `importance_cap`: weights pi / sampler, truncated there."""
+    """One training. `alpha` None: no IAC. `mu` 0: no DLC. `importance_cap`: weights pi / sampler, truncated there.
+
+    `reweighing`: one of section 4.1's rejected weights, after IAC.
+    """
 
     estimator: Estimator = "raw"
     group_size: int = 8
@@ -113,6 +117,7 @@ class Setting:
     mu: float = 0.0
     memory_lr: float = MEMORY_LR
     importance_cap: float | None = None
+    reweighing: Reweighing = "none"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,6 +151,9 @@ def train(setting: Setting, seeds: Sequence[int]) -> Trajectory:
         weight_RG = advantages(setting.estimator, reward_RG)
         if setting.alpha is not None:
             weight_RG = calibrated_advantages(weight_RG, reward_RG, setting.alpha, setting.iac_form)
+        if setting.reweighing != "none":
+            probability_RG = np.take_along_axis(policy_RV, label_RG, axis=-1)
+            weight_RG = weight_RG * reweigh(setting.reweighing, reward_RG, probability_RG, setting.alpha or 0.0)
         if setting.importance_cap is not None:
             ratio_RG = np.take_along_axis(policy_RV / sampler_RV, label_RG, axis=-1)
             weight_RG = weight_RG * np.minimum(ratio_RG, setting.importance_cap)

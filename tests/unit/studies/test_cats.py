@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,13 @@ import torch
 
 from megasharp.algos.grpo import GRPO, GRPOParams
 from megasharp.common.records import Group, Prompt, TaskAnswer
-from megasharp.studies.cats import STUDY, claims, experiments
+from megasharp.studies.cats import STUDY, claims, criterion, experiments, negatives
 from megasharp.studies.cats.claims import held_out_policy
+from megasharp.studies.cats.criterion import largest_ratio, rank_correlation
 from megasharp.studies.cats.drift import LEADING, calibrated_sampler, drift
+from megasharp.studies.cats.negatives import Effect, negatives_claims
+from megasharp.studies.cats.reweighing import Reweighing, reweigh
+from megasharp.studies.cats.variance import noise, skewed, variance_claim, variance_table
 from megasharp.studies.softmax import policy_gradient, sample, softmax, uniforms
 from megasharp.studies.study import Findings, Outcome, write_findings
 
@@ -146,3 +151,96 @@ def test_the_study_at_small_size(tmp_path: Path, small_run: Callable[[str], Find
     assert names >= {"cats.png", "claims.csv", "calibration.csv", "collapse_steps.csv"}
     # 20 steps are far from any collapse under SGD.
     assert findings.claims[0].outcome is Outcome.DIFFERS
+
+
+def test_reweighing_by_hand() -> None:
+    """Two of eight correct: IAC's factor 6/8 on wrong samples too, or (2/8)^-1 on them; 1 / pi of the sampled label."""
+    reward_RG = np.array([[1.0, 1.0, *[0.0] * 6]])
+    probability_RG = np.array([[0.5, 0.25, *[0.125] * 6]])
+    expected: dict[Reweighing, list[float]] = {
+        "none": [1.0] * 8,
+        "wrong too": [1.0] * 2 + [0.75] * 6,
+        "wrong up": [1.0] * 2 + [4.0] * 6,
+        "correct / pi": [2.0, 4.0, *[1.0] * 6],
+        "all / pi": [2.0, 4.0, *[8.0] * 6],
+    }
+    for kind, factors in expected.items():
+        np.testing.assert_allclose(reweigh(kind, reward_RG, probability_RG, 1.0)[0], factors)
+
+
+def test_calibrating_wrong_samples_too_is_a_smaller_step() -> None:
+    """IAC's factor on all samples of a group scales its step: one step equals that of a learning rate times it."""
+    seeds, base = range(20), experiments.Setting(estimator="normalised", steps=1)
+    both, plain = (
+        experiments.train(setting, seeds).weight_RDV
+        for setting in (replace(base, alpha=1.0, reweighing="wrong too"), base)
+    )
+    label_RG = sample(np.full((20, 4), 0.25), uniforms(seeds, 1, 8)[:, 0])
+    wrong_R = 1.0 - experiments.rewards(label_RG).mean(axis=1)
+    np.testing.assert_allclose(both, wrong_R[:, None, None] * plain, atol=1e-15)
+
+
+@pytest.mark.parametrize(("estimator", "group_size"), [("raw", 1), ("raw", 5), ("RLOO", 2)])
+def test_noise_in_closed_form(estimator: experiments.Estimator, group_size: int) -> None:
+    """Raw: G independent terms r (e_y - p), so the variance of one over G. RLOO at G=2: both orders of each pair."""
+    policy_V, scores_VV = skewed(0.05), np.eye(4) - skewed(0.05)
+    reward_V = experiments.rewards(np.arange(4))
+    if estimator == "raw":
+        term_NV, chance_N, terms = reward_V[:, None] * scores_VV, policy_V, group_size
+    else:
+        gap_VV = reward_V[:, None] - reward_V
+        term_NV = (0.5 * gap_VV[..., None] * (scores_VV[:, None] - scores_VV)).reshape(16, 4)
+        chance_N, terms = np.outer(policy_V, policy_V).ravel(), 1
+    mean_V = chance_N @ term_NV
+    spread = (chance_N @ (term_NV**2).sum(axis=-1) - mean_V @ mean_V) / terms
+    expected = np.sqrt(spread) / np.linalg.norm(mean_V)
+    assert noise(policy_V, estimator, 0.0, "none", group_size) == pytest.approx(expected, rel=1e-10)
+
+
+def test_the_noise_of_inverse_probabilities_grows_as_the_root_of_rarity() -> None:
+    """E[(r / pi)^2] has the term 1 / pi of the rarest correct label, and the mean does not depend on it."""
+    rarer, rare = (noise(skewed(p), "raw", 0.0, "all / pi", 4) for p in (1e-6, 1e-4))
+    assert rarer / rare == pytest.approx(10.0, rel=0.01)
+    table = variance_table()
+    assert variance_claim(table).outcome is Outcome.REPRODUCED
+    swapped = replace(table, rows=tuple((*row[:2], row[5], *row[3:5], row[2]) for row in table.rows))
+    assert variance_claim(swapped).outcome is Outcome.DIFFERS
+
+
+def test_ratio_of_a_step_by_hand() -> None:
+    """Normalised, three Cat, one Persian, four wrong: |A| is the same for all, shares 3/8 and 1/8."""
+    label_RTG = np.array([[[0, 0, 0, 2, 1, 1, 1, 1]]])
+    shift_RTG = np.abs(experiments.advantages("normalised", experiments.rewards(label_RTG)))
+    # By the formula 3/8 of 10 + 7 less 3 for Cat, and 1/8 of it less 1 for Persian.
+    assert largest_ratio(label_RTG, shift_RTG, 10.0)[0, 0] == pytest.approx(27 / 8)
+    assert largest_ratio(np.ones_like(label_RTG), shift_RTG, 10.0)[0, 0] == -np.inf
+
+
+def test_rank_correlation_with_ties() -> None:
+    """By hand for 1 2 2 3 against 1 3 2 4, ranks 1 2.5 2.5 4: 4.5 / sqrt(4.5 * 5); each value three times."""
+    one, other = np.repeat([1.0, 2.0, 2.0, 3.0], 3), np.repeat([1.0, 3.0, 2.0, 4.0], 3)
+    assert rank_correlation(one, other) == pytest.approx(4.5 / np.sqrt(4.5 * 5.0))
+    assert rank_correlation(one, np.exp(-one)) == pytest.approx(-1.0)
+    assert rank_correlation(one[:9], other[:9]) == 0.0 == rank_correlation(np.ones(12), other)
+
+
+def test_criterion_on_known_steps() -> None:
+    """Losses that follow R, and losses everywhere: a measure, and no threshold."""
+    ratio_RT = np.tile(np.linspace(0.1, 3.0, 30), (2, 1))
+    valid_RT = np.ones_like(ratio_RT, dtype=bool)
+    ratios = dict.fromkeys(criterion.ALIGNMENTS, ratio_RT)
+    setting = experiments.Setting()
+    follows = {setting: criterion.Criterion(valid_RT, ratio_RT - 1.0, ratios)}
+    assert [claim.outcome for claim in criterion.criterion_claims(follows)] == [Outcome.REPRODUCED] * 2
+    always = {setting: criterion.Criterion(valid_RT, 4.0 - ratio_RT, ratios)}
+    assert [claim.outcome for claim in criterion.criterion_claims(always)] == [Outcome.DIFFERS] * 2
+
+
+def test_negatives_are_judged_by_accuracy_and_by_labels() -> None:
+    still = Effect(*(np.full(4, value) for value in (0.7, 0.0, 0.9, 0.1)))
+    worse = replace(still, fall_R=np.full(4, 0.2), dominance_R=np.full(4, 0.9))
+    effects = {(base, variant): still for base in negatives.BASES for variant in negatives.VARIANTS}
+    worst = {(base, variant): worse for base in negatives.BASES for variant in (negatives.ALL, negatives.SAME)}
+    assert [c.outcome for c in negatives_claims({**effects, **worst})] == [Outcome.REPRODUCED] * 3
+    outcomes = [claim.outcome for claim in negatives_claims(effects)]
+    assert outcomes == [Outcome.DIFFERS, Outcome.PARTLY, Outcome.PARTLY]
