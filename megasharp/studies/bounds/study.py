@@ -17,6 +17,7 @@ from numpy.random import default_rng
 from megasharp.config.core import SHIPPED
 from megasharp.reporting.style import COLOURS, INK, LOSS, MUTED, dress, new_figure
 from megasharp.studies.bounds import coupling, gradients, sharpening
+from megasharp.studies.bounds.accuracy import ByAccuracy, accuracy_claims, accuracy_tables, by_accuracy
 from megasharp.studies.bounds.coupling import uniform_suppression_ratio
 from megasharp.studies.bounds.gradients import READINGS, Alignment, GradientKernel
 from megasharp.studies.bounds.sharpening import Sharing
@@ -56,6 +57,7 @@ class Results:
 
     checks: dict[tuple[str, str], Check]
     sharing: tuple[Sharing, ...]
+    accuracy: ByAccuracy
     kernel: GradientKernel | None
     alignments: dict[str, Alignment]
 
@@ -84,8 +86,8 @@ def run(options: Options) -> Findings:
     ]
     checks = {(check.where, check.statement): check for check in map(pooled, zip(*blocks, strict=True))}
     sharing = tuple(sharpening.over_sharpening(group, SHARING_TRIALS, rng) for group in SHARING_GROUPS)
-    results = Results(checks, sharing, kernel, alignments)
-    judged = (_policy_claims, _kernel_claims, _gradient_claims)
+    results = Results(checks, sharing, by_accuracy(default_rng(options.seed)), kernel, alignments)
+    judged = (_policy_claims, _accuracy_claims, _kernel_claims, _gradient_claims)
     return Findings(
         settings=_settings(seeds, folder, kernel),
         tables=_tables(results),
@@ -127,12 +129,13 @@ def _tables(results: Results) -> tuple[Table, ...]:
         ("p", "G", "R, mode seen once", "R, mode seen G/8 times"),
         tuple((p, g, _ratio(g, p, 1), _ratio(g, p, g / 8)) for p in ACCURACIES for g in RATIO_GROUPS),
     )
+    theory = (checks, sharing, *accuracy_tables(results.accuracy), ratio)
     if not results.alignments:
-        return (checks, sharing, ratio)
+        return theory
     rows = tuple(zip(_ALIGNMENT_ROWS, *map(astuple, results.alignments.values()), strict=True))
     columns = ("logit of a response:", *results.alignments)
     gradient = Table("gradients", "Appendix F: inner products of responses' gradients", columns, rows)
-    return (checks, sharing, ratio, gradient)
+    return (*theory, gradient)
 
 
 def _ratio(group: int, accuracy: float, seen: float) -> float:
@@ -188,6 +191,10 @@ def _large_batch(results: Results) -> Claim:
         f"{last.batch_distance:.2f} from Thm 3.1; importance-ratio policy {last.ratio:.1%}, {last.ratio_distance:.3f}",
         Outcome.REPRODUCED if same else Outcome.DIFFERS,
     )
+
+
+def _accuracy_claims(results: Results) -> tuple[Claim, ...]:
+    return accuracy_claims(results.accuracy)
 
 
 def _kernel_claims(results: Results) -> tuple[Claim, ...]:
