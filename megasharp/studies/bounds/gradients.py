@@ -73,25 +73,42 @@ class Alignment:
     dominated: float
 
 
-def measure(folder: Path, seed: int) -> GradientKernel:
-    """Sample responses of the model in `folder` to Countdown questions and take all inner products of gradients.
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """A model with its responses to Countdown questions: (question, tokens with the end token) for each response."""
 
-    float32, on the CPU. Raises UserError where the folder holds no causal language model with its tokenizer.
+    model: Any
+    prompts: tuple[tuple[int, ...], ...]
+    responses: tuple[tuple[int, tuple[int, ...]], ...]
+    correct_R: Bools
+
+
+def sample_responses(folder: Path, seed: int) -> Samples:
+    """Sample RESPONSES of the model in `folder` to each of QUESTIONS; float32, on the CPU.
+
+    Raises UserError where the folder holds no causal language model with its tokenizer.
     """
     tokenizer, model = load_tokenizer(folder), _load(folder)
     rng = Random(seed)
     problems = [make_problem(rng, NUMBERS) for _ in range(QUESTIONS)]
     prompts = [tokenizer.encode(prompt_text(problem.numbers, problem.target)) for problem in problems]
-    with _threads_for(model):
+    with threads_for(model):
         responses = _sample(model, tokenizer, prompts, seed)
-        grams = _grams(model, [(prompts[question], response) for question, response in responses], seed)
     answers = [CountdownAnswer(problem.numbers, problem.target) for problem in problems]
     correct = [verify(tokenizer.decode(response), answers[question]).reward for question, response in responses]
+    return Samples(model, tuple(prompts), tuple(responses), np.array(correct) > 0)
+
+
+def measure(samples: Samples, seed: int) -> GradientKernel:
+    """Take all inner products of the gradients of the sampled responses."""
+    model, prompts = samples.model, samples.prompts
+    with threads_for(model):
+        grams = _grams(model, [(prompts[question], response) for question, response in samples.responses], seed)
     return GradientKernel(
         _size(model),
-        np.array([question for question, _ in responses]),
-        tuple(response for _, response in responses),
-        np.array(correct) > 0,
+        np.array([question for question, _ in samples.responses]),
+        tuple(response for _, response in samples.responses),
+        samples.correct_R,
         grams,
     )
 
@@ -101,7 +118,8 @@ def _size(model: Any) -> int:
 
 
 @contextmanager
-def _threads_for(model: Any) -> Iterator[None]:
+def threads_for(model: Any) -> Iterator[None]:
+    """Use one thread for a small model, and what torch was set to otherwise."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if _size(model) < ONE_THREAD_BELOW else threads)
     try:
@@ -151,16 +169,20 @@ def _sample(
 
 
 def _grams(model: Any, texts: list[tuple[tuple[int, ...], tuple[int, ...]]], seed: int) -> dict[str, Floats]:
-    parameters = list(model.parameters())
-    width = min(SKETCH, _size(model))
     grams = {}
     for reading in READINGS:
-        gradients_R = torch.empty(len(texts), width)
+        gradients_R = torch.empty(len(texts), min(SKETCH, _size(model)))
         for row, (prompt, response) in enumerate(texts):
-            value = response_value(model, prompt, response, reading)
-            gradients_R[row] = _flat(torch.autograd.grad(value, parameters), width, seed)
+            gradients_R[row] = flat_gradient(model, prompt, response, reading, seed)
         grams[reading] = (gradients_R @ gradients_R.T).double().numpy()
     return grams
+
+
+def flat_gradient(model: Any, prompt: tuple[int, ...], response: tuple[int, ...], reading: str, seed: int) -> Tensor:
+    """Return the gradient of a response's value, or its count sketch where it is longer than SKETCH."""
+    value = response_value(model, prompt, response, reading)
+    gradient = torch.autograd.grad(value, list(model.parameters()))
+    return _flat(gradient, min(SKETCH, _size(model)), seed)
 
 
 def response_value(model: Any, prompt: tuple[int, ...], response: tuple[int, ...], reading: str) -> Tensor:

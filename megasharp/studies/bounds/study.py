@@ -16,11 +16,12 @@ from numpy.random import default_rng
 
 from megasharp.config.core import SHIPPED
 from megasharp.reporting.style import COLOURS, INK, LOSS, MUTED, dress, new_figure
-from megasharp.studies.bounds import coupling, gradients, sharpening
+from megasharp.studies.bounds import coupling, gradients, sharpening, transfer
 from megasharp.studies.bounds.accuracy import ByAccuracy, accuracy_claims, accuracy_tables, by_accuracy
 from megasharp.studies.bounds.coupling import uniform_suppression_ratio
 from megasharp.studies.bounds.gradients import READINGS, Alignment, GradientKernel
 from megasharp.studies.bounds.sharpening import Sharing
+from megasharp.studies.bounds.transfer import Transfer, transfer_claims, transfer_tables
 from megasharp.studies.claims import COLUMNS, Check, pooled
 from megasharp.studies.softmax import Floats
 from megasharp.studies.study import Claim, Findings, Options, Outcome, Study, Table
@@ -53,12 +54,13 @@ _ALIGNMENT_ROWS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Results:
-    """Everything that was measured; `kernel` is None where there was no model to measure."""
+    """Everything that was measured; `kernel` and `transfer` are None where there was no model to measure."""
 
     checks: dict[tuple[str, str], Check]
     sharing: tuple[Sharing, ...]
     accuracy: ByAccuracy
     kernel: GradientKernel | None
+    transfer: Transfer | None
     alignments: dict[str, Alignment]
 
     def check(self, where: str, statement: str) -> Check:
@@ -73,7 +75,11 @@ def run(options: Options) -> Findings:
     """
     rng = default_rng(options.seed)
     folder = options.model or (DEFAULT_MODEL if DEFAULT_MODEL.is_dir() else None)
-    kernel = gradients.measure(folder, options.seed) if folder is not None else None
+    kernel, moved = None, None
+    if folder is not None:
+        samples = gradients.sample_responses(folder, options.seed)
+        kernel = gradients.measure(samples, options.seed)
+        moved = transfer.measure_transfer(samples, kernel, options.seed)
     alignments = {reading: gradients.summarise(kernel, reading) for reading in READINGS} if kernel else {}
     seeds = options.seeds or SEEDS
     blocks = [
@@ -86,7 +92,7 @@ def run(options: Options) -> Findings:
     ]
     checks = {(check.where, check.statement): check for check in map(pooled, zip(*blocks, strict=True))}
     sharing = tuple(sharpening.over_sharpening(group, SHARING_TRIALS, rng) for group in SHARING_GROUPS)
-    results = Results(checks, sharing, by_accuracy(default_rng(options.seed)), kernel, alignments)
+    results = Results(checks, sharing, by_accuracy(default_rng(options.seed)), kernel, moved, alignments)
     judged = (_policy_claims, _accuracy_claims, _kernel_claims, _gradient_claims)
     return Findings(
         settings=_settings(seeds, folder, kernel),
@@ -135,7 +141,7 @@ def _tables(results: Results) -> tuple[Table, ...]:
     rows = tuple(zip(_ALIGNMENT_ROWS, *map(astuple, results.alignments.values()), strict=True))
     columns = ("logit of a response:", *results.alignments)
     gradient = Table("gradients", "Appendix F: inner products of responses' gradients", columns, rows)
-    return (*theory, gradient)
+    return (*theory, gradient, *(transfer_tables(results.transfer) if results.transfer else ()))
 
 
 def _ratio(group: int, accuracy: float, seen: float) -> float:
@@ -267,7 +273,7 @@ def _gradient_claims(results: Results) -> tuple[Claim, ...]:
         every = Outcome.REPRODUCED if a.dominated == 1 else Outcome.PARTLY
         words = "diagonal substantially larger; a_min > b_max"
         dominated.append(Claim("App F, Ass 3.3", statement, words, ours, every if larger else Outcome.DIFFERS))
-    return (*aligned, *dominated)
+    return (*aligned, *dominated, *(transfer_claims(results.transfer) if results.transfer else ()))
 
 
 STUDY = Study(

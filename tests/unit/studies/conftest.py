@@ -12,7 +12,7 @@ import pytest
 
 from megasharp.studies import STUDIES
 from megasharp.studies.actions import experiments as actions_training
-from megasharp.studies.bounds import gradients
+from megasharp.studies.bounds import gradients, transfer
 from megasharp.studies.bounds import study as bounds_study
 from megasharp.studies.cats import experiments as cats_experiments
 from megasharp.studies.smoothing import study as smoothing_study
@@ -26,7 +26,11 @@ def briefly(setting: cats_experiments.Setting, seeds: Sequence[int]) -> cats_exp
     return train_cats(replace(setting, steps=20), seeds)
 
 
-def no_model(folder: Path, seed: int) -> gradients.GradientKernel:
+def no_samples(folder: Path, seed: int) -> gradients.Samples:
+    return gradients.Samples(None, (), (), np.zeros(0, dtype=bool))
+
+
+def no_model(samples: gradients.Samples, seed: int) -> gradients.GradientKernel:
     """Random gradients as long as those of the quickstart's model, two responses for each of four questions."""
     gradient_RD = 30.0 * np.random.default_rng(seed).normal(size=(8, 50)) + 15.0
     gram_RR = gradient_RD @ gradient_RD.T
@@ -35,13 +39,22 @@ def no_model(folder: Path, seed: int) -> gradients.GradientKernel:
     return gradients.GradientKernel(50, np.arange(8) // 2, responses, np.arange(8) % 3 == 0, grams)
 
 
+def no_transfer(samples: gradients.Samples, kernel: gradients.GradientKernel, seed: int) -> transfer.Transfer:
+    share_Q = np.linspace(0.1, 0.9, 4)
+    followed = {(r, u, s): share_Q for r in gradients.READINGS for u in transfer.UPDATES for s in transfer.SIZES}
+    by_reading = dict.fromkeys(gradients.READINGS, share_Q)
+    return transfer.Transfer(by_reading, by_reading, followed, 2.0 + share_Q)
+
+
 def shrink(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(cats_experiments, "train", briefly)
     for optimizer in actions_training.STEPS:
         patch.setitem(actions_training.STEPS, optimizer, 30)
     patch.setattr(tree_experiments, "STEPS", 60)
     patch.setattr(bounds_study, "DEFAULT_MODEL", Path(__file__).parent)
+    patch.setattr(gradients, "sample_responses", no_samples)
     patch.setattr(gradients, "measure", no_model)
+    patch.setattr(transfer, "measure_transfer", no_transfer)
     patch.setattr(bounds_study, "POLICY_TRIALS", 600)
     patch.setattr(bounds_study, "KERNEL_TRIALS", 200)
     patch.setattr(bounds_study, "SHARING_TRIALS", 300)

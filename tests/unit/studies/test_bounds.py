@@ -180,6 +180,6 @@ def test_log_prob_gradients_have_mean_zero(monkeypatch: pytest.MonkeyPatch) -> N
         pytest.skip("the quickstart's model is not here")
     monkeypatch.setattr(gradients, "QUESTIONS", 3)
     monkeypatch.setattr(gradients, "RESPONSES", 6)
-    kernel = gradients.measure(folder, 0)
+    kernel = gradients.measure(gradients.sample_responses(folder, 0), 0)
     logit, score = (gradients.summarise(kernel, reading) for reading in gradients.READINGS)
     assert logit.cosine > 0.05 and abs(score.cosine) < 0.05
