@@ -11,7 +11,6 @@ a generator and a verifier of them are at hand.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -21,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megasharp.common.errors import UserError, one_line
+from megasharp.studies.language_model import draw_responses, load_model, parameter_count, threads_for
 from megasharp.studies.softmax import Bools, Counts, Floats
 from megasharp.tasks.countdown import CountdownAnswer, make_problem, prompt_text, verify
-from megasharp.tasks.tokenizer import TextTokenizer, load_tokenizer
+from megasharp.tasks.tokenizer import load_tokenizer
 
 # The paper's 1000 pairs would take minutes; 24 questions make 276.
 QUESTIONS = 24
@@ -36,8 +35,6 @@ MAX_RESPONSE_TOKENS = 20
 # |g| |g'| / 1024, and 192 of them take 0.8 GB whatever the model.
 SKETCH = 2**20
 READINGS = ("logit", "log-prob")
-# Smaller models than this are slower on two threads than on one.
-ONE_THREAD_BELOW = 4_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,12 +85,12 @@ def sample_responses(folder: Path, seed: int) -> Samples:
 
     Raises UserError where the folder holds no causal language model with its tokenizer.
     """
-    tokenizer, model = load_tokenizer(folder), _load(folder)
+    tokenizer, model = load_tokenizer(folder), load_model(folder)
     rng = Random(seed)
     problems = [make_problem(rng, NUMBERS) for _ in range(QUESTIONS)]
     prompts = [tokenizer.encode(prompt_text(problem.numbers, problem.target)) for problem in problems]
     with threads_for(model):
-        responses = _sample(model, tokenizer, prompts, seed)
+        responses = draw_responses(model, tokenizer, prompts, RESPONSES, MAX_RESPONSE_TOKENS, seed)
     answers = [CountdownAnswer(problem.numbers, problem.target) for problem in problems]
     correct = [verify(tokenizer.decode(response), answers[question]).reward for question, response in responses]
     return Samples(model, tuple(prompts), tuple(responses), np.array(correct) > 0)
@@ -105,7 +102,7 @@ def measure(samples: Samples, seed: int) -> GradientKernel:
     with threads_for(model):
         grams = _grams(model, [(prompts[question], response) for question, response in samples.responses], seed)
     return GradientKernel(
-        _size(model),
+        parameter_count(model),
         np.array([question for question, _ in samples.responses]),
         tuple(response for _, response in samples.responses),
         samples.correct_R,
@@ -113,65 +110,10 @@ def measure(samples: Samples, seed: int) -> GradientKernel:
     )
 
 
-def _size(model: Any) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-@contextmanager
-def threads_for(model: Any) -> Iterator[None]:
-    """Use one thread for a small model, and what torch was set to otherwise."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if _size(model) < ONE_THREAD_BELOW else threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _load(folder: Path) -> Any:
-    # Imported here because it takes seconds, which listing the studies must not.
-    from transformers import AutoModelForCausalLM
-
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, dtype=torch.float32, trust_remote_code=False
-        )
-    except Exception as error:  # transformers raises many kinds here, and all mean the same to the user
-        raise UserError(
-            f"{folder}: cannot load its model ({one_line(error)}); give a folder of a causal language model"
-        ) from error
-    return model.eval()
-
-
-def _sample(
-    model: Any, tokenizer: TextTokenizer, prompts: list[tuple[int, ...]], seed: int
-) -> list[tuple[int, tuple[int, ...]]]:
-    """Sample RESPONSES per prompt from the model's own distribution: (question, tokens with the end token)."""
-    responses = []
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed)
-        for question, prompt in enumerate(prompts):
-            out = model.generate(
-                torch.tensor([prompt] * RESPONSES),
-                attention_mask=torch.ones(RESPONSES, len(prompt), dtype=torch.long),
-                do_sample=True,
-                temperature=1.0,
-                top_k=0,
-                top_p=1.0,
-                max_new_tokens=MAX_RESPONSE_TOKENS,
-                eos_token_id=list(tokenizer.stop_token_ids),
-                pad_token_id=tokenizer.pad_token_id,
-            )
-            for tokens in out[:, len(prompt) :].tolist():
-                ends = [place for place, token in enumerate(tokens) if token in tokenizer.stop_token_ids]
-                responses.append((question, tuple(tokens[: ends[0] + 1] if ends else tokens)))
-    return responses
-
-
 def _grams(model: Any, texts: list[tuple[tuple[int, ...], tuple[int, ...]]], seed: int) -> dict[str, Floats]:
     grams = {}
     for reading in READINGS:
-        gradients_R = torch.empty(len(texts), min(SKETCH, _size(model)))
+        gradients_R = torch.empty(len(texts), min(SKETCH, parameter_count(model)))
         for row, (prompt, response) in enumerate(texts):
             gradients_R[row] = flat_gradient(model, prompt, response, reading, seed)
         grams[reading] = (gradients_R @ gradients_R.T).double().numpy()
@@ -182,7 +124,7 @@ def flat_gradient(model: Any, prompt: tuple[int, ...], response: tuple[int, ...]
     """Return the gradient of a response's value, or its count sketch where it is longer than SKETCH."""
     value = response_value(model, prompt, response, reading)
     gradient = torch.autograd.grad(value, list(model.parameters()))
-    return _flat(gradient, min(SKETCH, _size(model)), seed)
+    return _flat(gradient, min(SKETCH, parameter_count(model)), seed)
 
 
 def response_value(model: Any, prompt: tuple[int, ...], response: tuple[int, ...], reading: str) -> Tensor:

@@ -29,9 +29,9 @@ from megasharp.studies.bounds.gradients import (
     Samples,
     flat_gradient,
     response_value,
-    threads_for,
 )
 from megasharp.studies.claims import clearly_above, clearly_below, outcome
+from megasharp.studies.language_model import threads_for
 from megasharp.studies.softmax import Counts, Floats
 from megasharp.studies.study import Cell, Claim, Outcome, Table
 
@@ -42,7 +42,7 @@ SIZES = (0.01, 0.1, 1.0)
 Update = Literal["least norm", "gradient", "Adam"]
 UPDATES: tuple[Update, ...] = ("least norm", "gradient", "Adam")
 # One factor, or a prediction, describes the values from this share of their squares on, and roughly from that one on.
-DESCRIBES, ROUGHLY = 0.9, 0.5
+DESCRIBES, ROUGHLY = 0.9, 0.7
 # A kernel's smaller eigenvalues, relative to its largest, are rounding in float32.
 SINGULAR = 1e-6
 

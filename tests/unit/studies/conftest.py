@@ -16,6 +16,7 @@ from megasharp.studies.bounds import gradients, transfer
 from megasharp.studies.bounds import study as bounds_study
 from megasharp.studies.cats import experiments as cats_experiments
 from megasharp.studies.smoothing import study as smoothing_study
+from megasharp.studies.squeeze import candidates
 from megasharp.studies.study import Findings, Options
 from megasharp.studies.tree import experiments as tree_experiments
 
@@ -46,6 +47,11 @@ def no_transfer(samples: gradients.Samples, kernel: gradients.GradientKernel, se
     return transfer.Transfer(by_reading, by_reading, followed, 2.0 + share_Q)
 
 
+def no_candidates(folder: Path, seed: int) -> candidates.Candidates:
+    top_TN = np.array([[0.9, 0.06, 0.02], [0.5, 0.3, 0.1], [0.99, 0.01, 0.0], [0.6, 0.2, 0.1]])
+    return candidates.Candidates(np.array([0, 0, 1, 1]), top_TN, np.array([2, 4, 1, 4]), top_TN[:, 0] > 0.55)
+
+
 def shrink(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(cats_experiments, "train", briefly)
     for optimizer in actions_training.STEPS:
@@ -55,6 +61,8 @@ def shrink(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(gradients, "sample_responses", no_samples)
     patch.setattr(gradients, "measure", no_model)
     patch.setattr(transfer, "measure_transfer", no_transfer)
+    patch.setattr(candidates, "DEFAULT_MODEL", Path(__file__).parent)
+    patch.setattr(candidates, "measure_candidates", no_candidates)
     patch.setattr(bounds_study, "POLICY_TRIALS", 600)
     patch.setattr(bounds_study, "KERNEL_TRIALS", 200)
     patch.setattr(bounds_study, "SHARING_TRIALS", 300)
