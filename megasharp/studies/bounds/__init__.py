@@ -1,7 +1,8 @@
-"""Study `bounds`: the theorems of arXiv 2601.15609 on random cases, and its Appendix F on a model.
+"""Study `bounds`: the theorems of arXiv 2601.15609 on random cases, and its appendices E and F on a model.
 
-`sharpening` and `coupling` hold the theorems as functions and try them on random cases, `gradients` measures the kernel
-of a model, and `study` puts the results beside the paper's words.
+`sharpening` and `coupling` hold the theorems as functions and try them on random cases, `accuracy` looks at Z by the
+batch's accuracy, `gradients` measures the kernel of a model, `transfer` what one question's update does to another,
+and `study` puts the results beside the paper's words.
 """
 
 from __future__ import annotations

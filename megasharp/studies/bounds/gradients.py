@@ -23,7 +23,7 @@ from torch import Tensor
 from megasharp.studies.language_model import draw_responses, load_model, parameter_count, threads_for
 from megasharp.studies.softmax import Bools, Counts, Floats
 from megasharp.tasks.countdown import CountdownAnswer, make_problem, prompt_text, verify
-from megasharp.tasks.tokenizer import load_tokenizer
+from megasharp.tasks.tokenizer import TextTokenizer, load_tokenizer
 
 # The paper's 1000 pairs would take minutes; 24 questions make 276.
 QUESTIONS = 24
@@ -75,6 +75,7 @@ class Samples:
     """A model with its responses to Countdown questions: (question, tokens with the end token) for each response."""
 
     model: Any
+    tokenizer: TextTokenizer
     prompts: tuple[tuple[int, ...], ...]
     responses: tuple[tuple[int, tuple[int, ...]], ...]
     correct_R: Bools
@@ -93,7 +94,7 @@ def sample_responses(folder: Path, seed: int) -> Samples:
         responses = draw_responses(model, tokenizer, prompts, RESPONSES, MAX_RESPONSE_TOKENS, seed)
     answers = [CountdownAnswer(problem.numbers, problem.target) for problem in problems]
     correct = [verify(tokenizer.decode(response), answers[question]).reward for question, response in responses]
-    return Samples(model, tuple(prompts), tuple(responses), np.array(correct) > 0)
+    return Samples(model, tokenizer, tuple(prompts), tuple(responses), np.array(correct) > 0)
 
 
 def measure(samples: Samples, seed: int) -> GradientKernel:

@@ -27,11 +27,11 @@ def briefly(setting: cats_experiments.Setting, seeds: Sequence[int]) -> cats_exp
     return train_cats(replace(setting, steps=20), seeds)
 
 
-def no_samples(folder: Path, seed: int) -> gradients.Samples:
-    return gradients.Samples(None, (), (), np.zeros(0, dtype=bool))
+def no_samples(folder: Path, seed: int) -> None:
+    """Sample nothing."""
 
 
-def no_model(samples: gradients.Samples, seed: int) -> gradients.GradientKernel:
+def no_model(samples: None, seed: int) -> gradients.GradientKernel:
     """Random gradients as long as those of the quickstart's model, two responses for each of four questions."""
     gradient_RD = 30.0 * np.random.default_rng(seed).normal(size=(8, 50)) + 15.0
     gram_RR = gradient_RD @ gradient_RD.T
@@ -40,7 +40,7 @@ def no_model(samples: gradients.Samples, seed: int) -> gradients.GradientKernel:
     return gradients.GradientKernel(50, np.arange(8) // 2, responses, np.arange(8) % 3 == 0, grams)
 
 
-def no_transfer(samples: gradients.Samples, kernel: gradients.GradientKernel, seed: int) -> transfer.Transfer:
+def no_transfer(samples: None, kernel: gradients.GradientKernel, seed: int) -> transfer.Transfer:
     share_Q = np.linspace(0.1, 0.9, 4)
     followed = {(r, u, s): share_Q for r in gradients.READINGS for u in transfer.UPDATES for s in transfer.SIZES}
     by_reading = dict.fromkeys(gradients.READINGS, share_Q)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from megasharp.studies.bounds import gradients, transfer
 from megasharp.studies.bounds.gradients import READINGS
 from megasharp.studies.bounds.transfer import SIZES, UPDATES, Transfer, effective_number, proportional, transfer_claims
 from megasharp.studies.study import Findings, Outcome
+from megasharp.tasks.tokenizer import TextTokenizer
 
 
 class Linear(nn.Module):
@@ -35,7 +37,9 @@ def samples() -> gradients.Samples:
     """Two questions, 0 and 1, with eight responses of two tokens each."""
     pairs = [(a, b) for a in (2, 3, 4, 5) for b in (2, 3)]
     responses = tuple((question, pair) for question in (0, 1) for pair in pairs)
-    return gradients.Samples(Linear(), ((0,), (1,)), responses, np.arange(16) % 3 == 0)
+    # Nothing here reads or writes text.
+    tokenizer = cast(TextTokenizer, None)
+    return gradients.Samples(Linear(), tokenizer, ((0,), (1,)), responses, np.arange(16) % 3 == 0)
 
 
 def test_effective_number_by_hand() -> None:
@@ -94,7 +98,7 @@ def test_the_claims_can_go_either_way(small_run: Callable[[str], Findings]) -> N
         found = Transfer(by_reading, by_reading, followed, np.full(6, effective))
         return [claim.outcome for claim in transfer_claims(found)]
 
-    assert judged(0.95, 3.0) == [Outcome.REPRODUCED] * 5
-    assert judged(0.8, 5.0) == [Outcome.PARTLY] * 2 + [Outcome.DIFFERS] * 3
-    assert judged(0.3, 3.0) == [Outcome.DIFFERS] * 4 + [Outcome.REPRODUCED]
+    assert judged(0.95, 20.0) == [Outcome.REPRODUCED] * 5
+    assert judged(0.8, 40.0) == [Outcome.PARTLY] * 2 + [Outcome.DIFFERS] * 3
+    assert judged(0.3, 20.0) == [Outcome.DIFFERS] * 4 + [Outcome.REPRODUCED]
     assert {table.name for table in small_run("bounds").tables} >= {"assumption_3_2", "appendix_e", "skewed", "iac"}
