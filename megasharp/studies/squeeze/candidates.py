@@ -1,4 +1,4 @@
-"""How few candidates a model's next-token distributions have: 2510.14807 section 1, appendices D.2 and G, measured.
+"""Candidates of a model's next-token distributions, counted: 2510.14807 section 1, appendices D.2 and G.
 
 The model answers the quickstart's development problems (Countdown), at temperature 1 and uncut. At each token of these
 responses, its end token included, the whole distribution is read: the mass of the TOPN most probable candidates, in
