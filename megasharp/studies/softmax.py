@@ -59,19 +59,30 @@ class Optimizer(Protocol):
         """Return the change to add to `parameter`; call it once per step."""
         ...
 
+    def reset(self, row_R1: Bools) -> None:
+        """Forget the past of the rows that are True."""
+        ...
+
 
 @dataclass(slots=True)
 class Ascent:
-    """Plain gradient steps; with `momentum`, along torch's buffer `b = momentum * b + gradient`."""
+    """Plain gradient steps; with `momentum`, along torch's buffer `b = momentum * b + gradient`.
 
-    lr: float
-    momentum: float = 0.0
+    Arrays in place of numbers give every row its own, here and in `Adam`.
+    """
+
+    lr: float | Floats
+    momentum: float | Floats = 0.0
     buffer: Floats = field(default_factory=lambda: np.zeros(()))
 
     def change(self, gradient: Floats, parameter: Floats) -> Floats:
         """Return the change to add to `parameter`."""
         self.buffer = self.momentum * self.buffer + gradient
-        return self.lr * self.buffer
+        return np.asarray(self.lr * self.buffer)
+
+    def reset(self, row_R1: Bools) -> None:
+        """Forget the past of the rows that are True."""
+        self.buffer = np.where(row_R1, 0.0, self.buffer)
 
 
 @dataclass(slots=True)
@@ -80,21 +91,26 @@ class Adam:
 
     lr: float
     weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[float | Floats, float] = (0.9, 0.999)
     epsilon: float = 1e-8
-    steps: int = 0
+    steps: int | Counts = 0
     first: Floats = field(default_factory=lambda: np.zeros(()))
     second: Floats = field(default_factory=lambda: np.zeros(()))
 
     def change(self, gradient: Floats, parameter: Floats) -> Floats:
         """Return the change to add to `parameter`."""
         slow, slower = self.betas
-        self.steps += 1
+        self.steps = self.steps + 1
         self.first = slow * self.first + (1.0 - slow) * gradient
         self.second = slower * self.second + (1.0 - slower) * gradient**2
         scale = np.sqrt(self.second / (1.0 - slower**self.steps)) + self.epsilon
         direction = self.first / (1.0 - slow**self.steps) / scale
         return np.asarray(self.lr * (direction - self.weight_decay * parameter))
+
+    def reset(self, row_R1: Bools) -> None:
+        """Forget the past of the rows that are True."""
+        self.first, self.second = np.where(row_R1, 0.0, self.first), np.where(row_R1, 0.0, self.second)
+        self.steps = np.where(row_R1, 0, self.steps)
 
 
 def log_partition(reference_M: Floats, exponent_M: Floats) -> Floats:
