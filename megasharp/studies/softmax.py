@@ -12,6 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import combinations_with_replacement
+from math import factorial
 from typing import Protocol
 
 import numpy as np
@@ -44,6 +47,21 @@ def sample(policy_RV: Floats, uniform_RG: Floats) -> Counts:
     # The last column is left out: rounding may leave it just below 1.
     passed_RGV = uniform_RG[:, :, None] > np.cumsum(policy_RV, axis=-1)[:, None, :-1]
     return np.asarray(passed_RGV.sum(axis=-1), dtype=np.int64)
+
+
+@cache
+def _multisets(actions: int, group_size: int) -> tuple[Floats, Floats]:
+    """Return the multisets of `group_size` actions as counts [K, V], and how many orders each has, [K]."""
+    drawn = combinations_with_replacement(range(actions), group_size)
+    count_KV = np.array([[group.count(action) for action in range(actions)] for group in drawn], dtype=np.float64)
+    orders_K = [factorial(group_size) / np.prod([factorial(int(c)) for c in count_V]) for count_V in count_KV]
+    return count_KV, np.array(orders_K)
+
+
+def groups(policy_V: Floats, group_size: int) -> tuple[Floats, Floats]:
+    """Enumerate the multisets of `group_size` sampled actions: counts [K, V], multinomial probabilities [K]."""
+    count_KV, orders_K = _multisets(len(policy_V), group_size)
+    return count_KV, np.asarray(orders_K * np.prod(policy_V**count_KV, axis=-1))
 
 
 def policy_gradient(policy_RV: Floats, action_RG: Counts, weight_RG: Floats) -> Floats:

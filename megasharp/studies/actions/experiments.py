@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations_with_replacement
-from math import factorial
 from typing import Literal
 
 import numpy as np
@@ -25,6 +23,7 @@ from megasharp.studies.softmax import (
     Floats,
     Optimizer,
     entropy,
+    groups,
     policy_gradient,
     sample,
     softmax,
@@ -43,15 +42,6 @@ def theorem_1(policy_V: Floats, advantage_V: Floats) -> Floats:
     mean = policy_V @ advantage_V
     others_V = mean - policy_V * advantage_V
     return np.asarray(policy_V * ((1.0 - policy_V) * advantage_V - others_V))
-
-
-def groups(policy_V: Floats, group_size: int) -> tuple[Floats, Floats]:
-    """Enumerate the multisets of `group_size` sampled actions: counts [K, V], multinomial probabilities [K]."""
-    actions = range(len(policy_V))
-    drawn = combinations_with_replacement(actions, group_size)
-    count_KV = np.array([[group.count(action) for action in actions] for group in drawn], dtype=np.float64)
-    orders_K = [factorial(group_size) / np.prod([factorial(int(c)) for c in count_V]) for count_V in count_KV]
-    return count_KV, np.asarray(orders_K * np.prod(policy_V**count_KV, axis=-1))
 
 
 def group_advantages(rule: Rule, reward_V: Floats, count_KV: Floats) -> Floats:

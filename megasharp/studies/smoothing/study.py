@@ -14,9 +14,10 @@ from numpy.random import default_rng
 
 from megasharp.reporting.style import COLOURS, INK, LOSS, MUTED, dress, new_figure
 from megasharp.studies.claims import COLUMNS, Check, clearly_above, pooled
-from megasharp.studies.smoothing import theorem
+from megasharp.studies.smoothing import theorem, variance
 from megasharp.studies.smoothing.policies import DIVERGENCES, improvement_probability
 from megasharp.studies.smoothing.theorem import SAMPLES, Enumeration
+from megasharp.studies.smoothing.variance import Ratio
 from megasharp.studies.softmax import Bools, Floats, tilt
 from megasharp.studies.study import Claim, Findings, Options, Outcome, Study, Table
 
@@ -41,6 +42,7 @@ class Results:
     mixed: list[Enumeration]
     all_correct: list[Enumeration]
     sharper: Floats
+    ratios: tuple[Ratio, ...]
 
 
 def run(options: Options) -> Findings:
@@ -59,10 +61,11 @@ def run(options: Options) -> Findings:
         mixed=theorem.enumerate_improvement(rng, MIXED)[0],
         all_correct=theorem.enumerate_improvement(rng, theorem.ENUMERATED)[0],
         sharper=np.array([theorem.enumerate_improvement(rng, MIXED)[1] for _ in range(BASES)]),
+        ratios=variance.compare(default_rng(options.seed)),
     )
     base_N = tilt(np.ones(theorem.TRAJECTORIES), SHOWN_STEEPNESS * rng.normal(size=theorem.TRAJECTORIES))
     correct_N = np.arange(theorem.TRAJECTORIES) < SHOWN_CORRECT
-    judged = (_collapse_claims, _theorem_claims, _extension_claims)
+    judged = (_collapse_claims, _theorem_claims, _extension_claims, _variance_claims)
     bonus, smooth = (theorem.frontier(base_N, correct_N, SHOWN_BUDGET, kind) for kind in (False, True))
     return Findings(
         settings=(
@@ -99,6 +102,7 @@ def _tables(results: Results) -> tuple[Table, ...]:
             improvement,
         ),
         Table("theorem_b10", "Theorem B.10's promise at the bonus policy's own divergence: kept by", columns, promise),
+        variance.tabulate(results.ratios),
     )
 
 
@@ -198,6 +202,10 @@ def _extension_claims(results: Results) -> tuple[Claim, ...]:
             Outcome.DIFFERS if shape.violations else Outcome.PARTLY if positive.violations else Outcome.REPRODUCED,
         ),
     )
+
+
+def _variance_claims(results: Results) -> tuple[Claim, ...]:
+    return variance.judge(results.ratios)
 
 
 STUDY = Study("smoothing", "2511.19942", "lemmas, selection bias and Theorem B.10 of differential smoothing", run)
