@@ -1,7 +1,8 @@
 """Study `smoothing`: the theory of arXiv 2511.19942 (differential smoothing) on random problems.
 
 `policies` holds the optimal policies and measures as functions, `theorem` tries Theorem B.10, the lemmas and the
-propositions on random cases, and `study` puts the results beside the paper's words.
+propositions on random cases, `variance` enumerates the gradients of pass@k objectives, `multiplicity` counts solutions
+of Countdown problems, and `study` puts the results beside the paper's words.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ from numpy.random import default_rng
 
 from megasharp.reporting.style import COLOURS, INK, LOSS, MUTED, dress, new_figure
 from megasharp.studies.claims import COLUMNS, Check, clearly_above, pooled
-from megasharp.studies.smoothing import theorem, variance
+from megasharp.studies.smoothing import multiplicity, theorem, variance
+from megasharp.studies.smoothing.multiplicity import Counts
 from megasharp.studies.smoothing.policies import DIVERGENCES, improvement_probability
 from megasharp.studies.smoothing.theorem import SAMPLES, Enumeration
 from megasharp.studies.smoothing.variance import Ratio
@@ -43,6 +44,7 @@ class Results:
     all_correct: list[Enumeration]
     sharper: Floats
     ratios: tuple[Ratio, ...]
+    counts: dict[int, Counts]
 
 
 def run(options: Options) -> Findings:
@@ -62,10 +64,11 @@ def run(options: Options) -> Findings:
         all_correct=theorem.enumerate_improvement(rng, theorem.ENUMERATED)[0],
         sharper=np.array([theorem.enumerate_improvement(rng, MIXED)[1] for _ in range(BASES)]),
         ratios=variance.compare(default_rng(options.seed)),
+        counts=multiplicity.draw_all(options.seed),
     )
     base_N = tilt(np.ones(theorem.TRAJECTORIES), SHOWN_STEEPNESS * rng.normal(size=theorem.TRAJECTORIES))
     correct_N = np.arange(theorem.TRAJECTORIES) < SHOWN_CORRECT
-    judged = (_collapse_claims, _theorem_claims, _extension_claims, _variance_claims)
+    judged = (_collapse_claims, _theorem_claims, _extension_claims, _experiment_claims)
     bonus, smooth = (theorem.frontier(base_N, correct_N, SHOWN_BUDGET, kind) for kind in (False, True))
     return Findings(
         settings=(
@@ -103,6 +106,7 @@ def _tables(results: Results) -> tuple[Table, ...]:
         ),
         Table("theorem_b10", "Theorem B.10's promise at the bonus policy's own divergence: kept by", columns, promise),
         variance.tabulate(results.ratios),
+        multiplicity.tabulate(results.counts),
     )
 
 
@@ -204,8 +208,8 @@ def _extension_claims(results: Results) -> tuple[Claim, ...]:
     )
 
 
-def _variance_claims(results: Results) -> tuple[Claim, ...]:
-    return variance.judge(results.ratios)
+def _experiment_claims(results: Results) -> tuple[Claim, ...]:
+    return (*variance.judge(results.ratios), *multiplicity.judge(results.counts))
 
 
 STUDY = Study("smoothing", "2511.19942", "lemmas, selection bias and Theorem B.10 of differential smoothing", run)

@@ -15,7 +15,9 @@ from megasharp.studies.actions import experiments as actions_training
 from megasharp.studies.bounds import gradients, transfer
 from megasharp.studies.bounds import study as bounds_study
 from megasharp.studies.cats import experiments as cats_experiments
+from megasharp.studies.smoothing import multiplicity
 from megasharp.studies.smoothing import study as smoothing_study
+from megasharp.studies.smoothing import variance as smoothing_variance
 from megasharp.studies.squeeze import candidates
 from megasharp.studies.study import Findings, Options
 from megasharp.studies.tree import experiments as tree_experiments
@@ -68,6 +70,8 @@ def shrink(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(bounds_study, "SHARING_TRIALS", 300)
     patch.setattr(smoothing_study, "TRIALS", 300)
     patch.setattr(smoothing_study, "THEOREM_TRIALS", 100)
+    patch.setattr(smoothing_variance, "POLICIES", 1)
+    patch.setattr(multiplicity, "PROBLEMS", 4)
 
 
 @pytest.fixture(scope="session")
