@@ -12,6 +12,7 @@ import pytest
 
 from megasharp.studies import STUDIES
 from megasharp.studies.actions import experiments as actions_training
+from megasharp.studies.actions import tangent
 from megasharp.studies.bounds import gradients, transfer
 from megasharp.studies.bounds import study as bounds_study
 from megasharp.studies.cats import experiments as cats_experiments
@@ -54,10 +55,17 @@ def no_candidates(folder: Path, seed: int) -> candidates.Candidates:
     return candidates.Candidates(np.array([0, 0, 1, 1]), top_TN, np.array([2, 4, 1, 4]), top_TN[:, 0] > 0.55)
 
 
+def made_up() -> tangent.Measured:
+    """Made-up measurements of a model of which no gradient is taken."""
+    places = tuple(tangent.FirstOrder((0.01, 0.03, 0.1, 0.3, 1.0), 0.5 + 0.2 * n, 1000.0 * n) for n in (1, 2))
+    return tangent.Measured(places, tuple(tangent.Drift(steps, 0.02 * steps, (0.05, 0.4)) for steps in tangent.STEPS))
+
+
 def shrink(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(cats_experiments, "train", briefly)
     for optimizer in actions_training.STEPS:
         patch.setitem(actions_training.STEPS, optimizer, 30)
+    patch.setattr(tangent, "measure", lambda seed: made_up())
     patch.setattr(tree_experiments, "STEPS", 60)
     patch.setattr(bounds_study, "DEFAULT_MODEL", Path(__file__).parent)
     patch.setattr(gradients, "sample_responses", no_samples)
