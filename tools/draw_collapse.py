@@ -18,10 +18,9 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from megasharp.algos.base import MethodParams
 from megasharp.algos.ds import DS, DSParams
 from megasharp.algos.iac import IAC, IACParams
-from megasharp.algos.negative_only import NegativeOnly
+from megasharp.algos.negative_only import NegativeOnly, NegativeOnlyParams
 from megasharp.common.records import TokenInputs
 from megasharp.reporting.style import COLOURS, GRID, INK, MUTED, dress, new_figure, save_figure
 from megasharp.studies.actions.experiments import BASE, FIGURE_1, simulate
@@ -178,7 +177,7 @@ def advantages() -> Figure:
         "GRPO": adv_G,
         "IAC (alpha 1)": IAC(IACParams(alpha=1.0)).calibrate(adv_G, x)[0],
         "DS (gamma 0.3)": DS(DSParams(gamma_p=0.3, gamma_n=0.3, form="seq_mean")).calibrate(adv_G, x)[0],
-        "GRPO-N": NegativeOnly(MethodParams()).calibrate(adv_G, x)[0],
+        "GRPO-N": NegativeOnly(NegativeOnlyParams()).calibrate(adv_G, x)[0],
     }
     for axes, (name, values_G) in zip(panels, shown.items(), strict=True):
         colours = [BLUE if correct else ORANGE for correct in CORRECT_G.tolist()]
