@@ -12,6 +12,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("train my.yaml --resume", "continue after the newest checkpoint"),
     ),
     "sweep": (
+        ("sweep grid.yaml --plan", "what the runs cost, in GPU-hours"),
         ("sweep grid.yaml --dry-run", "list the runs"),
         ("sweep grid.yaml --at-once 2", "run them, two at a time"),
         ("sweep grid.yaml --results", "table, CSV file and picture"),

@@ -12,6 +12,7 @@ from megasharp.common.exit_codes import status
 
 START = "Start the runs"
 RESULTS = "Results"
+COST = "Cost"
 
 
 def sweep(
@@ -38,6 +39,23 @@ def sweep(
             rich_help_panel=RESULTS,
         ),
     ] = False,
+    plan: Annotated[
+        bool,
+        typer.Option(
+            help="Start nothing; print what each case costs by plan, in GPU-hours of slurm.gpu. Exit code 1: a run "
+            "would not work.",
+            show_default=False,
+            rich_help_panel=COST,
+        ),
+    ] = False,
+    response: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="With --plan: mean length of a response in tokens. Without it: half of the limit.",
+            rich_help_panel=COST,
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -50,7 +68,10 @@ def sweep(
     from megasharp.trainer.sweep import Sweep
 
     whole = Sweep(grid, overrides or [], runs, typer.echo)
-    if results:
+    if plan:
+        if not whole.plan(response):
+            raise typer.Exit(1)
+    elif results:
         whole.tell(out)
     elif slurm:
         whole.submit(dry_run=dry_run)

@@ -385,10 +385,16 @@ def _samples_of_a_problem(config: RunConfig) -> int:
     asked = config.eval
     if not asked.suites:
         return 0
-    scheduled = range(asked.every, config.steps + 1, asked.every) if asked.every else ()
-    evaluations = len({*scheduled, config.steps, *([0] if asked.at_start else [])}) * (1 + asked.with_memory)
     longest = asked.max_response_tokens or config.data.largest_response
-    return evaluations * expected_bytes(asked.n + 1, longest, asked.keep)
+    each = expected_bytes(asked.n + 1, longest, asked.keep)
+    return evaluations_of(config) * (1 + asked.with_memory) * each
+
+
+def evaluations_of(config: RunConfig) -> int:
+    """Return how many times a run is evaluated on all of its suites."""
+    asked = config.eval
+    scheduled = range(asked.every, config.steps + 1, asked.every) if asked.every else ()
+    return len({*scheduled, config.steps, *([0] if asked.at_start else [])})
 
 
 def _engines(config: RunConfig, where: str) -> Engines | None:

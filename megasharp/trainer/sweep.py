@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -22,11 +23,13 @@ from megasharp.reporting.history import read_run
 from megasharp.reporting.number_text import duration
 from megasharp.reporting.sweeps.grid import Cell, cells, load_sweep
 from megasharp.reporting.sweeps.local import Task, last_line, run_all
+from megasharp.trainer.plan import Options
 from megasharp.trainer.resolve.recipes import build_recipes, resolved_config
 from megasharp.trainer.resolve.resolved_run import check
 from megasharp.trainer.resume import check_resume, commits_of
 from megasharp.trainer.stored_config import resumed_config
 from megasharp.trainer.submit import Asked, assumed, make_job, with_given
+from megasharp.trainer.sweep_plan import RunCost, cost_of, cost_text
 
 _FINISHED, _RUNNING, _TO_DO = "finished", "running", "to do"
 _RETRIES = 2
@@ -114,6 +117,22 @@ class Sweep:
         number = submit_array(self._config.name, jobs, self._folder.absolute(), at_once)
         self._say(f"submitted array {number}: {len(jobs)} of {len(self._cells)} runs")
         self._say(f"logs: {self._folder / 'logs'}/{number}_N.log")
+
+    def plan(self, response: int | None) -> bool:
+        """Tell what each case costs by plan, for `slurm.gpu`; return whether all runs would work.
+
+        Models and data need not be here. `response`: mean length of a response in tokens.
+        """
+        _, slurm = self._options()
+        options = Options(self._config.slurm.nodes, slurm.gpu, response=response, disk_gb=slurm.disk)
+        costs: dict[str, RunCost] = {}
+        for cell in self._cells:
+            if cell.row not in costs:
+                file = self._run_file(cell)
+                costs[cell.row] = cost_of(run_of(cell.tree, file), str(file), options)
+        runs = Counter(cell.row for cell in self._cells)
+        self._say(cost_text(self._config.name, [(row, runs[row], cost) for row, cost in costs.items()], options))
+        return all(cost.plan.works for cost in costs.values())
 
     def tell(self, out: Path | None) -> None:
         """Write table, CSV and picture of the finished runs, in `out` or the sweep's folder."""
