@@ -55,16 +55,22 @@ class Command:
         return ["train", QUICKSTART, "--runs", str(self.runs), *SMALL, *arguments]
 
     def run(
-        self, *arguments: str, code: int = 0, meanwhile: Callable[[int], object] | None = None, umask: int = 0o022
+        self,
+        *arguments: str,
+        code: int = 0,
+        meanwhile: Callable[[int], object] | None = None,
+        umask: int = 0o022,
+        folder: Path = REPOSITORY,
+        timeout_s: float = HANG_S,
     ) -> str:
-        """Run to the end; returns standard output, or standard error where `code` is not 0.
+        """Run to the end in `folder`; returns standard output, or standard error where `code` is not 0.
 
         `meanwhile` is called with the command's process id while it runs.
         """
-        with tempfile.TemporaryDirectory(prefix="streams-") as folder:
-            streams = [Path(folder) / name for name in ("out", "error")]
+        with tempfile.TemporaryDirectory(prefix="streams-") as temporary:
+            streams = [Path(temporary) / name for name in ("out", "error")]
             ended = self._nursery.run(
-                arguments, REPOSITORY, *streams, timeout_s=HANG_S, meanwhile=meanwhile, umask=umask
+                arguments, folder, *streams, timeout_s=timeout_s, meanwhile=meanwhile, umask=umask
             )
             out, error = [path.read_text() for path in streams]
         assert ended == code, f"exit {ended}, expected {code}\n{out}\n{error}"
