@@ -43,7 +43,7 @@ class ResultsConfig(Section):
     """The content of the table: pass@k of `suite` (or of the runs' only suite), and the rows that it is compared with.
 
     `before` names a case whose evaluation before its first step is a row of its own, `against` the case from which the
-    others' differences are taken.
+    others' differences are taken, `line` those that draw the line to which others are compared at equal pass@1.
     """
 
     suite: str | None = Field(
@@ -63,6 +63,11 @@ class ResultsConfig(Section):
     against: str | None = Field(
         default=None,
         description="Case that differences are taken from, its first row where it has several. null: no differences.",
+    )
+    line: list[str] = Field(
+        default=[],
+        description="Cases of one method at several learning rates. With the row base they draw a line of pass@1 and "
+        "pass@k, and a further table has the distance of each other row from it. Empty: no such table.",
     )
 
 
@@ -142,7 +147,8 @@ class Cell:
 def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
     """Read a sweep's file, with `key=value` overrides of its own keys. Raises UserError in one line."""
     config = validate(SweepConfig, apply_overrides(read_tree(path), overrides), str(path), path, overrides)
-    for key, name in (("before", config.results.before), ("against", config.results.against)):
+    named = [("before", config.results.before), ("against", config.results.against)]
+    for key, name in (*named, *(("line", name) for name in config.results.line)):
         if name is not None and name not in (config.cases or {""}):
             raise UserError(f"{path}: results.{key}: no case {name!r}; cases: {', '.join(config.cases) or 'none'}")
     return config

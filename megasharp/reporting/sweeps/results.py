@@ -21,10 +21,12 @@ from megasharp.common.errors import UserError
 from megasharp.common.files import completed, write_text
 from megasharp.evals.crossed import Crossed, bold, crossed, places_by_seed
 from megasharp.evals.estimators import Interval, columns_of, mean_intervals, mean_over_runs, means
+from megasharp.evals.frontier import Distance
 from megasharp.evals.result_files import load_result
 from megasharp.reporting.history import RunHistory, read_run
 from megasharp.reporting.passk import Banded, plot_frontier, plot_panels
 from megasharp.reporting.sweeps.grid import Cell, SweepConfig
+from megasharp.reporting.sweeps.line import MATCHED, above_line
 
 # The mean of pass@k over all k that were measured: one number where a method has to be chosen by all of them.
 MEAN = "pass@k mean"
@@ -254,6 +256,38 @@ def _column(column: Sequence[Difference | None]) -> list[str]:
     return texts
 
 
+def line_markdown(measured: Mapping[str, Sequence[Measured]], line: Sequence[str], ks: Sequence[int]) -> str:
+    """Format the table of distances from the line that rows draw, a column for each k above 1; empty without rows."""
+    rows = {name: {one.seed: one.figures for one in runs} for name, runs in measured.items()}
+    columns = {name: above_line(rows, line, name) for name in (f"pass@{k}" for k in ks) if name != MATCHED}
+    if not columns or not all(columns.values()):
+        return ""
+    first = next(iter(columns.values()))
+    texts = [_distances([each for _, each in column.values()]) for column in columns.values()]
+    cells = [[f"`{name}`", str(seeds), *own] for (name, (seeds, _)), *own in zip(first.items(), *texts, strict=True)]
+    text = (
+        f"At equal pass@1: above the line of {', '.join(f'`{name}`' for name in line)}. Brackets: 95% interval over "
+        "runs and problems. Bold: it excludes zero after Holm's correction over the rows of its column too. Below: the "
+        "ends of the nearest piece of the line. Empty: pass@1 is below the line's, or fewer than two seeds are common."
+    )
+    return "\n".join(["", text, "", *_lines(["", "seeds", *columns], cells)]) + "\n"
+
+
+def _distances(column: Sequence[Distance | None]) -> list[str]:
+    """Format the distances of one metric, which are the rows that Holm's correction counts."""
+    marked = bold([None if each is None else float(each.crossed.p_value()) for each in column])
+    texts = []
+    for each, mark in zip(column, marked, strict=True):
+        if each is None:
+            texts.append("")
+            continue
+        text = f"{float(each.crossed.difference):+.3f} {_bounds(each.crossed.interval())}"
+        first, second = each.between
+        place = f"beyond `{second}`" if each.beyond else f"`{first}` to `{second}`"
+        texts.append(f"{f'**{text}**' if mark else text}<br>{place}")
+    return texts
+
+
 def frame(measured: Mapping[str, Sequence[Measured]]) -> pd.DataFrame:
     """Return a line for each run: its row, seed, steps, tokens, and the mean over problems of every metric."""
     return pd.DataFrame(
@@ -297,6 +331,10 @@ def write_results(
         f"{part}{config.name} on {suite}: mean over runs [95% interval over problems]"
         "<br>lowest to highest run. Entropy in nats.\n\n"
     ) + markdown(table, config.results.k, against)
+    if config.results.line:
+        of_line = [cell.row for cell in cells if cell.case in config.results.line]
+        line = [name for name in measured if name in {_before(config), *of_line}]
+        text += line_markdown(measured, line, config.results.k)
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "results.md", text)
     with completed(out / "results.csv") as temporary:

@@ -10,12 +10,23 @@ import pytest
 
 from megasharp.common.errors import UserError
 from megasharp.evals.crossed import adjusted, crossed
+from megasharp.evals.frontier import MethodRuns, distance
 from megasharp.evals.result import EvalSetting, summarize
 from megasharp.evals.result_files import save
 from megasharp.evals.samples import ProblemResult
 from megasharp.reporting.history import read_run
 from megasharp.reporting.sweeps.grid import CaseConfig, Cell, ResultsConfig, SweepConfig
-from megasharp.reporting.sweeps.results import MEAN, Measured, frame, markdown, measure, rows, write_results
+from megasharp.reporting.sweeps.line import above_line
+from megasharp.reporting.sweeps.results import (
+    MEAN,
+    Measured,
+    frame,
+    line_markdown,
+    markdown,
+    measure,
+    rows,
+    write_results,
+)
 
 N = 4
 KS = (1, 2, 4)
@@ -156,6 +167,43 @@ def test_bold_counts_all_rows_of_a_column(tmp_path: Path) -> None:
     assert any(one <= 0.05 < after for one, after in zip(p, corrected, strict=True)), (p, corrected)
 
 
+def test_rows_are_compared_at_equal_pass_at_1(tmp_path: Path) -> None:
+    """Of the seeds and problems that all sides have; a row below the line's pass@1, or of one seed, has no distance."""
+    base, fast = [1, 1, 2, 0] * 8, [4, 0, 3, 0] * 8
+    found = {
+        "base": some(tmp_path, "base", {1: base, 2: [2, 2, *base[2:]], 3: [0, 3, *base[2:]]}),
+        "fast": some(tmp_path, "fast", {1: fast, 2: [3, *fast[1:]], 3: [4, 2, *fast[2:]]}),
+        "mine": some(tmp_path, "mine", {2: [2, 2, 2, 1] * 8, 3: [2, 2, 1, 2] * 8, 4: [2, 1, 2, 2] * 8}),
+        "weak": some(tmp_path, "weak", {1: [1, 0, 0, 0] * 8, 2: [1, 0, 0, 0] * 8}),
+        "alone": some(tmp_path, "alone", {1: fast}),
+    }
+    found["fast"][1].figures["pass@2"][5] = np.nan
+    by_seed = {name: {one.seed: one.figures for one in runs} for name, runs in found.items()}
+    line = ["base", "fast"]
+    above = above_line(by_seed, line, "pass@2")
+    assert {name: (seeds, one is None) for name, (seeds, one) in above.items()} == {
+        "mine": (2, False),
+        "weak": (2, True),
+        "alone": (1, True),
+    }
+
+    def runs_of(name: str) -> MethodRuns:
+        figures = [[by_seed[name][seed][each] for seed in (2, 3)] for each in ("pass@1", "pass@2")]
+        x_RP, y_RP = (np.delete(np.stack(each), 5, axis=1) for each in figures)
+        return MethodRuns(name, x_RP, y_RP)
+
+    one, expected = above["mine"][1], distance(runs_of("mine"), [runs_of(name) for name in line])
+    assert one is not None and expected is not None and one.between == expected.between
+    assert float(one.crossed.difference) == pytest.approx(float(expected.crossed.difference))
+    assert one.crossed.interval().low == pytest.approx(expected.crossed.interval().low)
+    text = line_markdown(found, line, [1, 2, 4])
+    cell = f"{float(one.crossed.difference):+.3f} [{one.crossed.interval().low:+.3f}"
+    assert "above the line of `base`, `fast`." in text and "|  | seeds | pass@2 | pass@4 |" in text
+    assert f"| `mine` | 2 | {cell}" in text.replace("**", "") and "<br>`base` to `fast`" in text
+    assert "| `weak` | 2 |  |  |" in text and "| `alone` | 1 |  |  |" in text
+    assert line_markdown(found, [*found], [1, 2]) == line_markdown(found, line, [1]) == ""
+
+
 def test_a_part_of_the_runs_is_told_and_written(tmp_path: Path) -> None:
     import pandas as pd
 
@@ -164,7 +212,7 @@ def test_a_part_of_the_runs_is_told_and_written(tmp_path: Path) -> None:
         run="run.yaml",
         seeds=[1, 2],
         cases={"plain": CaseConfig()},
-        results=ResultsConfig(k=[1, 4], before="plain"),
+        results=ResultsConfig(k=[1, 4], before="plain", line=["plain"]),
     )
     cells = [Cell(f"plain_s{seed}", "plain", "plain", seed, {}) for seed in (1, 2)]
     folder = run(tmp_path / "plain_s1", [0, 2, 4])
