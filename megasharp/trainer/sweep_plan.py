@@ -17,6 +17,7 @@ from megasharp.planner.records import DEFAULT, Batch, Plan, Request, range_text,
 from megasharp.planner.suggest import make_plan
 from megasharp.tasks.sets import SETS
 from megasharp.trainer.plan import Options, ask, evaluations_of
+from megasharp.trainer.resolve.engine_settings import check_context
 from megasharp.trainer.resolve.recipes import build_recipes
 
 _HOUR, _DAY = 3600.0, 24 * 3600.0
@@ -56,11 +57,16 @@ class RunCost:
 
 
 def cost_of(config: RunConfig, where: str, options: Options) -> RunCost:
-    """Plan a run and its evaluations. Raises UserError where no times are predicted, and as `ask` does."""
+    """Plan a run and its evaluations.
+
+    Raises UserError where no times are predicted, for lengths that the model's positions or the engines do not hold, and
+    as `ask` does.
+    """
     request = ask(config, where, options).request
     plan = make_plan(request)
     if plan.step_range is None:
         raise UserError(f"{where}: only runs on GPUs with rollout.engine=sglang have a cost by plan")
+    check_context(config, request.policy.architecture.max_positions, where)
     seconds, uncounted = _evaluation(config, request, options)
     drops = build_recipes(config, where).needs.refill_rounds > 0
     return RunCost(plan, config.steps, span("rollout", seconds), tuple(uncounted), drops)

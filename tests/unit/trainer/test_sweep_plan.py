@@ -19,7 +19,7 @@ SWEEP = f"""
 name: costs
 run: cluster/8xh200.yaml
 seeds: [1, 2, 3]
-set: {{eval: {{at_start: false}}}}
+set: {{eval: {{at_start: false, max_response_tokens: 3072}}, data: {{max_prompt_tokens: 1018}}}}
 cases:
   grpo: {{include: [{ROW}]}}
   dapo: {{include: [{ROW}], set: {{recipe.methods: [dapo]}}}}
@@ -28,7 +28,8 @@ cases:
 
 def run_of_row(folder: Path, *overrides: str) -> RunConfig:
     file = folder / "run.yaml"
-    file.write_text(f"include: [cluster/8xh200.yaml, {ROW}]\nname: row\n")
+    fits = "data: {max_prompt_tokens: 1018}\neval: {max_response_tokens: 3072}\n"
+    file.write_text(f"include: [cluster/8xh200.yaml, {ROW}]\nname: row\n{fits}")
     return load_run(file, overrides)
 
 
@@ -40,9 +41,10 @@ def test_training_is_the_plans_step_and_evaluations_are_added(tmp_path: Path) ->
     one = cost(tmp_path, "eval.at_start=false")
     plan = make_plan(ask(run_of_row(tmp_path), "run.yaml", Options()).request)
     assert plan.step_range is not None
-    assert one.training == pytest.approx([140 * end for end in plan.step_range])
+    assert one.training == pytest.approx([run_of_row(tmp_path).steps * end for end in plan.step_range])
     assert one.gpu_hours[1] == pytest.approx(8 * (one.training[1] + one.evaluation[1]) / 3600)
-    assert cost(tmp_path, "eval.every=70").evaluation[0] == pytest.approx(3 * one.evaluation[0])
+    four = cost(tmp_path, "steps=120", "eval.every=50")
+    assert four.evaluation[0] == pytest.approx(4 * one.evaluation[0]), "before the first step, after 50, 100 and 120"
     assert cost(tmp_path, "eval.suites=[]").evaluation == (0.0, 0.0)
     assert cost(tmp_path, response=700).training[0] < 0.6 * one.training[0]
 
@@ -68,6 +70,11 @@ def test_a_memory_network_is_evaluated_where_the_run_asks_for_it(tmp_path: Path)
 def test_runs_on_cpus_have_no_cost(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"run.yaml: only runs on GPUs with rollout.engine=sglang have a cost by plan"):
         cost(tmp_path, "policy.device=cpu", "policy.offload=[]", "cluster.gpus_per_node=0")
+
+
+def test_lengths_beyond_the_models_positions_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"= 5114, but the number of positions of Qwen/Qwen2.5-Math-7B is 4096"):
+        cost(tmp_path, "eval.max_response_tokens=4096")
 
 
 def test_the_command_prints_the_sum_of_all_runs(tmp_path: Path) -> None:
