@@ -59,8 +59,7 @@ class RunCost:
 def cost_of(config: RunConfig, where: str, options: Options) -> RunCost:
     """Plan a run and its evaluations.
 
-    Raises UserError where no times are predicted, for lengths that the model's positions or the engines do not hold, and
-    as `ask` does.
+    Raises UserError where no times are predicted, for lengths beyond the model's positions, and as `ask` does.
     """
     request = ask(config, where, options).request
     plan = make_plan(request)

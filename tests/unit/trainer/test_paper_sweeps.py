@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from cases import each_case
 from paper_stand_ins import STAND_INS, prepare, rows_of, sweep_file
 
+from megasharp.planner.records import range_text
 from megasharp.trainer.resolve import resolved_run
 from megasharp.trainer.sweep import Sweep
 
+EACH = [(name, gpu) for name in STAND_INS for gpu in ("h200", "h100")]
+RATES = ("grpo_half_lr", "grpo_double_lr")
 
-@each_case(("name", "gpu"), [(name, gpu) for name in STAND_INS for gpu in ("h200", "h100")], ids=str)
+
+@each_case(("name", "gpu"), EACH, ids=str)
 def test_every_case_may_start_on_a_node(name: str, gpu: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the paper's lengths, on as many positions as its model has."""
     # The engines' Python is on the nodes.
@@ -27,3 +32,29 @@ def test_every_case_may_start_on_a_node(name: str, gpu: str, tmp_path: Path, mon
     sweep.submit(dry_run=True)
     numbers = ",".join(map(str, range(len(rows_of(name)))))
     assert {f"#SBATCH --array={numbers}", "#SBATCH --nodes=1"} <= {*said[0].splitlines()}
+
+
+@each_case(("name", "gpu"), EACH, ids=str)
+def test_the_readme_has_the_cost_by_plan(name: str, gpu: str, tmp_path: Path) -> None:
+    """Every case fits by plan. Renew the table by `megasharp sweep configs/sweep/NAME.yaml --plan`."""
+    said: list[str] = []
+    sweep = Sweep(sweep_file(name), [f"run=cluster/8x{gpu}.yaml", f"slurm.gpu={gpu}"], tmp_path, said.append)
+    assert sweep.plan(None)
+    (text,) = said
+    cases = {
+        row: (int(runs), one)
+        for row, runs, one in re.findall(r"^\| `(\w+)` \| (\d+) .* \| (.+?) \| .+? \|$", text, re.M)
+    }
+    runs, hours, days, disk = re.findall(r": (\d+) runs, (.+?) GPU-hours .* GPUs (.+?) days; (.+) on disk", text)[0]
+    ends = [float(end.replace(",", "")) for _, one in cases.values() for end in one.split(" to ")]
+    readme = (sweep_file(name).parent / "README.md").read_text()
+    cells = next(line for line in readme.splitlines() if line.startswith(f"| `{name}` | {gpu} |")).split(" | ")
+    assert cells[2:7] == [
+        f"{len(cases)} x {int(runs) // len(cases)}",
+        runs,
+        range_text((min(ends), max(ends))),
+        hours,
+        days,
+    ]
+    papers = [count for row, (count, _) in cases.items() if row not in RATES]
+    assert cells[7].startswith(f"{sum(papers)} runs, ") and cells[8] == f"{disk} |"
