@@ -17,6 +17,7 @@ from megasharp.planner.records import DEFAULT, Batch, Plan, Request, range_text,
 from megasharp.planner.suggest import make_plan
 from megasharp.tasks.sets import SETS
 from megasharp.trainer.plan import Options, ask, evaluations_of
+from megasharp.trainer.resolve.derived import derived
 from megasharp.trainer.resolve.engine_settings import check_context
 from megasharp.trainer.resolve.recipes import build_recipes
 
@@ -65,7 +66,9 @@ def cost_of(config: RunConfig, where: str, options: Options) -> RunCost:
     plan = make_plan(request)
     if plan.step_range is None:
         raise UserError(f"{where}: only runs on GPUs with rollout.engine=sglang have a cost by plan")
-    check_context(config, request.policy.architecture.max_positions, where)
+    architecture = request.policy.architecture
+    config, _ = derived(config, architecture, (), options.gpu)
+    check_context(config, architecture.max_positions, where)
     seconds, uncounted = _evaluation(config, request, options)
     drops = build_recipes(config, where).needs.refill_rounds > 0
     return RunCost(plan, config.steps, span("rollout", seconds), tuple(uncounted), drops)

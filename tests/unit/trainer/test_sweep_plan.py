@@ -67,6 +67,13 @@ def test_a_memory_network_is_evaluated_where_the_run_asks_for_it(tmp_path: Path)
     assert both.evaluation[0] > 2 * alone.evaluation[0]
 
 
+def test_a_length_that_a_run_derives_is_that_of_its_plan(tmp_path: Path) -> None:
+    (tmp_path / "few.yaml").write_text("set: mmlu_pro\nlimit: 128\n")
+    keys = [f"eval.suites=[{tmp_path / 'few.yaml'}]", "eval.max_response_tokens=null"]
+    one = cost(tmp_path, *keys, "data.max_prompt_tokens=null", "data.max_response_tokens=1024")
+    assert one.evaluation[0] > 0.0
+
+
 def test_runs_on_cpus_have_no_cost(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"run.yaml: only runs on GPUs with rollout.engine=sglang have a cost by plan"):
         cost(tmp_path, "policy.device=cpu", "policy.offload=[]", "cluster.gpus_per_node=0")
