@@ -43,7 +43,7 @@ LIBRARIES = {
     "rollout/sglang": {"torch"},
     "rollout/sglang/client": {"torch"},
     "rollout/sglang/engine": {"torch", "sglang", "transformers", "fastapi", "msgspec"},
-    "studies": {"pydantic", "yaml", "torch", "numpy", "pandas", "matplotlib", "rich", "transformers"},
+    "studies": {"pydantic", "torch", "numpy", "pandas", "matplotlib", "rich", "transformers"},
     "tasks": {
         *("pydantic", "torch", "transformers", "tokenizers", "datasets", "huggingface_hub", "pyarrow"),
         *("math_verify", "sympy", "reasoning_gym", "langdetect"),

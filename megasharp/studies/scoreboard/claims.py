@@ -7,12 +7,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
-import yaml
 from pydantic import Field, field_validator
 
 from megasharp.common.errors import UserError
 from megasharp.common.section import Section
-from megasharp.config.core import validate
+from megasharp.config.core import read_tree, validate
 
 # The files, in the order of the page.
 PAPERS = ("iac", "ds", "casp", "two_stage")
@@ -83,7 +82,7 @@ class Paper(Section):
 def read_paper(name: str) -> Paper:
     """Read a paper's file, one of PAPERS. Raises UserError for a row that is not valid, or an id that comes twice."""
     path = Path(str(files("megasharp.studies.scoreboard"))) / f"{name}.yaml"
-    paper = validate(Paper, yaml.safe_load(path.read_text(encoding="utf-8")), str(path))
+    paper = validate(Paper, read_tree(path), str(path))
     ids = [claim.id for claim in paper.claims]
     if twice := sorted({each for each in ids if ids.count(each) > 1}):
         raise UserError(f"{path}: {', '.join(twice)} come twice")
