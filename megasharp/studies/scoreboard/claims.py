@@ -44,7 +44,6 @@ class PaperClaim(Section):
     """One claim of a paper.
 
     `verdict` is written by hand where nothing computes it, and held against `study` and `frontier` where they do.
-    `runs` are run files of configs/algo/paper for a claim that needs GPUs.
     """
 
     id: str = Field(pattern=r"^[a-z]+-[A-Za-z0-9._-]+$")
@@ -56,7 +55,6 @@ class PaperClaim(Section):
     evidence: str = ""
     study: StudyCheck | None = None
     frontier: FrontierCheck | None = None
-    runs: list[str] = []
 
     @field_validator("verdict")
     @classmethod

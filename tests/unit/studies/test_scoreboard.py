@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from megasharp.studies.scoreboard.page import scoreboard
 from megasharp.studies.scoreboard.verdicts import FrontierTest, computed, read_frontier
 from megasharp.studies.study import Claim, Outcome
 
-PAPER_RUNS = Path("configs/algo/paper")
+REPOSITORY = Path(__file__).parents[3]
 
 
 def of(verdict: str, study: StudyCheck | None = None, frontier: FrontierCheck | None = None) -> PaperClaim:
@@ -29,13 +30,18 @@ def of(verdict: str, study: StudyCheck | None = None, frontier: FrontierCheck | 
     )
 
 
-def test_every_paper_is_read_and_its_run_files_exist() -> None:
+def test_a_claim_that_needs_gpus_names_its_run_with_the_cost_of_the_plan() -> None:
+    """configs/sweep/README.md has the costs, which a test of the sweeps holds to `megasharp sweep --plan`."""
+    costs = (REPOSITORY / "configs" / "sweep" / "README.md").read_text(encoding="utf-8")
     for name in PAPERS:
-        paper = read_paper(name)
-        assert len(paper.claims) > 40
-        for claim in paper.claims:
-            for run in claim.runs:
-                assert (PAPER_RUNS / f"{run}.yaml").is_file(), (claim.id, run)
+        for claim in read_paper(name).claims:
+            if claim.word != "needs GPUs" or "megasharp plan" in claim.test:
+                continue
+            assert claim.evidence.startswith("Ready: "), claim.id
+            for file in re.findall(r"`(configs/sweep/\w+\.yaml|examples/[\w.-]+)`", claim.evidence):
+                assert (REPOSITORY / file).exists(), (claim.id, file)
+            for cost in re.findall(r"[\d.]+ to [\d.]+(?= (?:days|GPU-hours)|[;,.]|$)", claim.evidence):
+                assert cost in costs, (claim.id, cost)
 
 
 def test_a_verdict_is_one_of_the_known_words() -> None:
