@@ -58,3 +58,13 @@ def test_the_readme_has_the_cost_by_plan(name: str, gpu: str, tmp_path: Path) ->
     ]
     papers = [count for row, (count, _) in cases.items() if row not in RATES]
     assert cells[7].startswith(f"{sum(papers)} runs, ") and cells[8] == f"{disk} |"
+
+
+def test_the_readme_has_the_cost_of_other_rows_by_plan(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert Sweep(sweep_file("other_rows"), [], tmp_path, said.append).plan(None)
+    readme = (sweep_file("other_rows").parent / "README.md").read_text()
+    rows = re.findall(r"^\| `([\w.]+)` \| 1 \| .+? \| ([\d,]+) \| .* \| (.+?) \| .+? \|$", said[0], re.M)
+    assert len(rows) == 10
+    for case, steps, hours in rows:
+        assert re.search(rf"^\| `{re.escape(case)}`.* \| {steps} \| {hours} \|$", readme, re.M), (case, steps, hours)
