@@ -19,7 +19,7 @@ SWEEP = f"""
 name: costs
 run: cluster/8xh200.yaml
 seeds: [1, 2, 3]
-set: {{eval: {{at_start: false, max_response_tokens: 3072}}, data: {{max_prompt_tokens: 1018}}}}
+set: {{eval.at_start: false}}
 cases:
   grpo: {{include: [{ROW}]}}
   dapo: {{include: [{ROW}], set: {{recipe.methods: [dapo]}}}}
@@ -28,8 +28,7 @@ cases:
 
 def run_of_row(folder: Path, *overrides: str) -> RunConfig:
     file = folder / "run.yaml"
-    fits = "data: {max_prompt_tokens: 1018}\neval: {max_response_tokens: 3072}\n"
-    file.write_text(f"include: [cluster/8xh200.yaml, {ROW}]\nname: row\n{fits}")
+    file.write_text(f"include: [cluster/8xh200.yaml, {ROW}]\nname: row\n")
     return load_run(file, overrides)
 
 
