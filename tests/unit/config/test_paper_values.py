@@ -536,7 +536,7 @@ MARKS = {
         "std",
     ),
     "ds_knights_and_knaves_qwen2.5-7b-instruct_entropy_bonus": COEFFICIENT,
-    "_two_stage": Marks("steps every", "max_prompt_tokens max_response_tokens top_p form"),
+    "_two_stage": Marks("steps every suites", "max_prompt_tokens max_response_tokens top_p form"),
     "_two_stage_qwen2.5-math-7b": Marks("", "max_prompt_tokens"),
     "two_stage_math_qwen2.5-math-7b_gspo": Marks("low high"),
     "two_stage_math_qwen2.5-math-7b_gspo_n": Marks("low high"),
