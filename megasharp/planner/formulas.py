@@ -22,6 +22,8 @@ from megasharp.ops.chunked_head import CHUNK_TOKENS
 _FP32 = 4
 # Runs of one block have lengths within a factor of two and are padded to the longest: evenly spread, by 4/3.
 PADDED_RUNS = 4 / 3
+# SGLang keeps these positions of its context: a prompt with its response so far must be shorter by more than that.
+ENGINE_KEEPS = 6
 
 
 # ---- what a rank holds all the time -------------------------------------------------------------------------------

@@ -236,7 +236,8 @@ class Limits:
 class Request:
     """Everything a plan depends on. `width`: bytes of a weight. `memory_window`: `recipe.dlc.window`.
 
-    `split`: the run's keys for the layout and for how ranks save memory.
+    `split`: the run's keys for the layout and for how ranks save memory. `longest_evaluated`: the longest response of
+    evaluations, where they have a limit of their own.
     """
 
     name: str
@@ -252,6 +253,7 @@ class Request:
     kept: Kept
     limits: Limits
     memory_window: int | None = None
+    longest_evaluated: int = 0
 
     @property
     def layout(self) -> ParallelLayout:

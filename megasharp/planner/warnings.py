@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from megasharp.config.policy import Recompute
-from megasharp.planner.formulas import mean_context, rows_that_hide_launches
+from megasharp.planner.formulas import ENGINE_KEEPS, mean_context, rows_that_hide_launches
 from megasharp.planner.memory import HANDOVER, SAMPLING, TRAINING, Rows, rows_of
 from megasharp.planner.records import (
     GPUS,
@@ -118,19 +118,24 @@ def needed_gpus(request: Request) -> int:
 
 
 def _lengths(request: Request) -> Iterator[Problem]:
-    longest, budget = request.batch.lengths.longest, request.split.micro_batch_tokens
+    lengths, budget = request.batch.lengths, request.split.micro_batch_tokens
+    longest, evaluated = lengths.longest, lengths.prompt_longest + request.longest_evaluated
+    sampled = max(longest, evaluated)
+    lower = f"lower data.max_prompt_tokens or {'data' if longest == sampled else 'eval'}.max_response_tokens"
     for network in request.networks:
-        if longest > network.architecture.max_positions:
+        positions = network.architecture.max_positions
+        keeps = ENGINE_KEEPS if request.engines and network is request.policy else 0
+        if sampled > positions - keeps:
+            but = f", of which SGLang keeps {keeps}" if keeps else ""
             yield _error(
-                f"prompt and response of {longest} tokens exceed the {network.architecture.max_positions} positions of "
-                f"{network.name}; lower data.max_prompt_tokens or data.max_response_tokens"
+                f"prompt and response of {sampled} tokens exceed the {positions} positions of {network.name}{but}; "
+                f"{lower}"
             )
         window = network.architecture.smallest_window
-        if request.engines and window is not None and longest > window:
+        if request.engines and window is not None and sampled > window:
             yield _error(
-                f"prompt and response of {longest} tokens exceed the window of {window} positions of {network.name}, "
-                "which SGLang ignores: the run would be refused; lower data.max_prompt_tokens or "
-                "data.max_response_tokens, or set rollout.engine=inprocess"
+                f"prompt and response of {sampled} tokens exceed the window of {window} positions of {network.name}, "
+                f"which SGLang ignores: the run would be refused; {lower}, or set rollout.engine=inprocess"
             )
     if longest > budget:
         yield _warning(

@@ -322,6 +322,7 @@ def _request(
         ),
         kept=_kept(config),
         limits=_limits(config),
+        longest_evaluated=config.eval.max_response_tokens or 0,
     )
 
 

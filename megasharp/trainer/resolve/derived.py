@@ -10,6 +10,7 @@ from typing import Any
 
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.architecture import Architecture
+from megasharp.planner.formulas import ENGINE_KEEPS
 from megasharp.planner.memory import ANNOTATION, TRAINING
 from megasharp.planner.records import DEFAULT
 from megasharp.planner.suggest import make_plan
@@ -68,11 +69,13 @@ def derived(
         take("data", "max_prompt_tokens", *_prompt_limit(lengths, architecture.max_positions))
     prompt = found["data"].get("max_prompt_tokens", data.max_prompt_tokens)
     if data.max_response_tokens is None:
-        room = max(1, architecture.max_positions - prompt)
+        keeps = ENGINE_KEEPS if config.rollout.engine == "sglang" else 0
+        room = max(1, architecture.max_positions - keeps - prompt)
         wanted, task = max((response_of(task), task) for task in map(task_of, data.sources))
         why = "for your own rows" if task == OWN_TASK else f"for task {task}"
         if wanted > room:
-            why = f"the positions of the model less {prompt} of the prompt"
+            kept = f" and {keeps} that SGLang keeps" if keeps else ""
+            why = f"the positions of the model less {prompt} of the prompt{kept}"
         take("data", "max_response_tokens", min(wanted, room), why)
     if config.policy.micro_batch_tokens is None:
         longest = prompt + max(found["data"].get("max_response_tokens", 0), data.largest_response)

@@ -11,6 +11,7 @@ from megasharp.common.group_environment import shared_with_engines
 from megasharp.config.rollout import Transport
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.model_folder import ModelFolder
+from megasharp.planner.formulas import ENGINE_KEEPS
 from megasharp.rollout.sglang.client.external import address_of, on_this_machine
 from megasharp.rollout.sglang.client.launch import FleetSettings
 from megasharp.trainer.resolve.devices import device_of
@@ -23,8 +24,6 @@ _TRANSPORTS: dict[tuple[str, str], tuple[Transport, ...]] = {
     ("cuda", "colocated"): ("ipc", "shared_memory", "disk"),
     ("cuda", "disaggregated"): ("nccl", "disk"),
 }
-# SGLang keeps these positions of its context: a prompt with its response so far must be shorter by more than that.
-_ENGINE_KEEPS = 6
 # Keys that mean nothing to the engine in this process, by section.
 _ENGINE_KEYS = {
     "rollout": ("python", "engines", "external", "restarts", "tp", "sglang", "overlap_annotation"),
@@ -135,10 +134,10 @@ def check_context(config: RunConfig, positions: int, where: str) -> None:
     flags, wanted = config.rollout.sglang, longest(config)
     asked = {f"rollout.sglang.{name}": flags.get(name) for name in ("context_length", "max_total_tokens")}
     for name, room in {f"the number of positions of {config.model.path}": positions, **asked}.items():
-        if isinstance(room, int) and wanted > room - _ENGINE_KEEPS:
+        if isinstance(room, int) and wanted > room - ENGINE_KEEPS:
             raise UserError(
                 f"{where}: {longest_keys(config)} = {wanted}, but {name} is {room}, of "
-                f"which SGLang keeps {_ENGINE_KEEPS} to itself; lower the lengths to {room - _ENGINE_KEEPS} in all"
+                f"which SGLang keeps {ENGINE_KEEPS} to itself; lower the lengths to {room - ENGINE_KEEPS} in all"
             )
 
 

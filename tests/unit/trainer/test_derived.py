@@ -17,6 +17,7 @@ from megasharp.trainer.resolve import derived as derivation
 from megasharp.trainer.resolve import devices
 from megasharp.trainer.resolve.derived import derived
 from megasharp.trainer.resolve.devices import available_cores, cpu_threads
+from megasharp.trainer.resolve.engine_settings import check_context
 from megasharp.trainer.resolve.resolved_run import check
 from megasharp.trainer.resolve.summary import describe
 from megasharp.trainer.stored_config import resumed_config
@@ -56,6 +57,18 @@ def test_on_the_cpu_lengths_come_from_prompts_task_and_positions() -> None:
     assert sizes(derived(run("m"), small, [60])[0]) == ("float32", 32, 32, 8_192)
     explicit = run("m", max_prompt_tokens=7, max_response_tokens=9)
     assert sizes(derived(explicit, small, [60])[0])[1:3] == (7, 9)
+
+
+def test_a_response_leaves_the_positions_that_sglang_keeps() -> None:
+    """Math's 4,096 are all positions of Qwen2.5-Math; in this process the prompt alone is subtracted."""
+    architecture = read_config(MODELS / "qwen2.5-math-7b")[2]
+    alone = run("m", task="math")
+    engines = alone.model_copy(update={"rollout": alone.rollout.model_copy(update={"engine": "sglang"})})
+    found = [derived(config, architecture, [1000]) for config in (alone, engines)]
+    assert [sizes(config)[1:3] for config, _ in found] == [(1008, 4096 - 1008), (1008, 4096 - 1008 - 6)]
+    why = "the positions of the model less 1008 of the prompt and 6 that SGLang keeps"
+    assert f"data.max_response_tokens 3082 ({why})" in found[1][1]
+    check_context(found[1][0], architecture.max_positions, "run.yaml")
 
 
 @pytest.mark.usefixtures("one_h100")

@@ -201,7 +201,14 @@ PROBLEMS = {
     "policy.offload=[]": ("error", "GB of 150 GB do not fit; add gradients, optimizer to policy.offload"),
     "policy.recompute=none policy.micro_batch_tokens=40960": ("error", "set policy.recompute=selective"),
     "rollout.tp=1": ("warning", "have no engine and idle"),
-    "data.max_response_tokens=40000": ("error", "42048 tokens exceed the 40960 positions of Qwen3-32B; lower data"),
+    "data.max_response_tokens=40000": (
+        "error",
+        "42048 tokens exceed the 40960 positions of Qwen3-32B, of which SGLang keeps 6; lower data.max_prompt_tokens "
+        "or data.max_response_tokens",
+    ),
+    # One more than SGLang leaves.
+    "data.max_response_tokens=38907": ("error", "40955 tokens exceed the 40960 positions"),
+    "eval.max_response_tokens=40000": ("error", "lower data.max_prompt_tokens or eval.max_response_tokens"),
     "policy.micro_batch_tokens=4096": ("warning", "prompt and response may have 10240 tokens"),
     "data.prompts_per_step=63 recipe.mini_batches=2": ("warning", "is not divisible by recipe.mini_batches=2"),
     "data.responses_per_prompt=7 cluster.nodes=3 policy.dp=3": ("warning", "448 responses are not divisible by"),
@@ -254,6 +261,8 @@ def test_a_window_that_engines_ignore_is_an_error(tmp_path: Path) -> None:
     words = "exceed the window of 4096 positions of windowed, which SGLang ignores"
     assert words in texts(planned(tmp_path, "qwen3-8b", path, "data.max_response_tokens=4096"), "error")
     assert words not in texts(planned(tmp_path, "qwen3-8b", path, short), "error")
+    longer = f"{words}: the run would be refused; lower data.max_prompt_tokens or eval.max_response_tokens"
+    assert longer in texts(planned(tmp_path, "qwen3-8b", path, short, "eval.max_response_tokens=4096"), "error")
 
 
 def test_windows_make_passes_shorter_and_say_so(tmp_path: Path) -> None:
