@@ -1,0 +1,116 @@
+"""The frontier study's scripts: what is recorded, which test is corrected, and sweeps whose runs are told apart."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from megasharp.evals.crossed import adjusted
+from megasharp.evals.frontier import area_above, distance
+from megasharp.reporting.sweeps.grid import cells, load_sweep
+
+STUDY = Path(__file__).parents[3] / "examples" / "frontier"
+MODULES = ("records", "confirm", "tuning")
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
+    """The study's modules, with an empty folder of results."""
+    monkeypatch.syspath_prepend(str(STUDY))
+    loaded = {name: importlib.import_module(name) for name in MODULES}
+    monkeypatch.setattr(loaded["records"], "RESULTS", tmp_path)
+    monkeypatch.setattr(loaded["records"].table, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(loaded["confirm"], "RESULTS", tmp_path)
+    yield loaded
+    for name in MODULES:
+        sys.modules.pop(name)
+
+
+def record(records: ModuleType, folder: Path, row: str, seed: int, rate: float, correct: np.ndarray) -> None:
+    """Record one run with a curve of two points and counts on test problems."""
+    name = f"{row}_s{seed}"
+    settings = json.dumps({"policy": {"optimizer": {"lr": rate}}})
+    figures = [0.2] * 7 + [0.3, 2.0, 0.4, 1.0, -0.1]
+    records.add(folder, "curves", records.CURVES, [[name, 0, 0, *figures], [name, 20, 88000, *figures]])
+    texts = [" ".join(map(str, each.tolist())) for each in (correct, np.minimum(correct, 3))]
+    records.add(folder, "counts", records.COUNTS, [[name, 256, 1000, *texts]])
+    if row != records.UNTRAINED:
+        records.add(folder, "runs", records.RUNS, [[name, row, seed, "confirm", 135, 600000, 95, settings]])
+
+
+def made_up(rng: np.random.Generator, level: float, spread: float, hardness_P: np.ndarray) -> np.ndarray:
+    solved_P = 1.0 / (1.0 + np.exp(-(level + spread * hardness_P + rng.normal(0.0, 0.3, hardness_P.size))))
+    return rng.binomial(256, solved_P)
+
+
+def test_eight_seeds_are_tested_and_three_described(study: dict[str, ModuleType], tmp_path: Path) -> None:
+    """Distances are those of `distance` on the recorded counts; Holm counts the methods that have all seeds."""
+    records, confirm = study["records"], study["confirm"]
+    rng = np.random.default_rng(5)
+    hardness_P = rng.normal(size=40)
+    for seed in confirm.SEEDS:
+        record(records, tmp_path, records.UNTRAINED, seed, 0.0, made_up(rng, -2.0, 1.0, hardness_P))
+        for rate, spread in ((2.5e-5, 2.0), (5.0e-5, 2.9), (1.0e-4, 3.8)):
+            record(records, tmp_path, f"grpo-lr{rate:g}", seed, rate, made_up(rng, -2.2, spread, hardness_P))
+        record(records, tmp_path, "dapo_iac-alpha1", seed, 5.0e-5, made_up(rng, -2.2, 2.4, hardness_P))
+        record(records, tmp_path, "casp-alpha0.3-lr2.5e-05", seed, 2.5e-5, made_up(rng, -1.5, 2.4, hardness_P))
+        if seed < 104:
+            record(records, tmp_path, "kl-coefficient0.1", seed, 5.0e-5, made_up(rng, -2.2, 1.5, hardness_P))
+    confirm.main()
+    with (tmp_path / "distances.csv").open(encoding="utf-8") as lines:
+        found = {(line["method"], line["metric"]): line for line in csv.DictReader(lines)}
+    assert {method for method, _ in found} == {"dapo_iac", "casp", "kl"}
+    runs = [f"dapo_iac-alpha1_s{seed}" for seed in confirm.SEEDS]
+    names = ("untrained", "grpo-lr2.5e-05", "grpo-lr5e-05", "grpo-lr0.0001")
+    line = [records.tested(name, [f"{name}_s{seed}" for seed in confirm.SEEDS], "pass@256") for name in names]
+    expected = distance(records.tested("mine", runs, "pass@256"), line)
+    assert expected is not None
+    one = found["dapo_iac", "pass@256"]
+    assert float(one["distance"]) == pytest.approx(float(expected.crossed.difference), abs=1e-5)
+    p_values = [float(found[method, "pass@256"]["p"]) for method in ("dapo_iac", "casp")]
+    holm = [float(found[method, "pass@256"]["holm"]) for method in ("dapo_iac", "casp")]
+    assert holm == pytest.approx(list(adjusted(p_values)), rel=1e-3)
+    assert found["casp", "pass@256"]["verdict"] in ("confirmed", "contradicted", "not shown")
+    assert found["kl", "pass@256"]["verdict"] == found["casp", "pass@16"]["verdict"] == "described"
+    assert "| `casp-alpha0.3, 2.5e-05` | 8 |" in (tmp_path / "confirmed.md").read_text()
+
+
+def test_a_run_that_was_cut_off_while_recorded_leaves_nothing(study: dict[str, ModuleType], tmp_path: Path) -> None:
+    records = study["records"]
+    record(records, tmp_path, "iac-alpha1", 11, 5.0e-5, np.arange(4))
+    records.add(tmp_path, "curves", records.CURVES, [["dlc-mu0.1_s11", 20, 1, *[0.1] * 12]])
+    record(records, tmp_path, records.UNTRAINED, 11, 0.0, np.arange(4))
+    records.drop_unfinished(tmp_path)
+    assert {line["run"] for line in records.table("curves", tmp_path)} == {"iac-alpha1_s11", "untrained_s11"}
+    assert [run.name for run in records.read_runs()] == ["iac-alpha1_s11"]
+
+
+def test_tuning_measures_areas_beside_grpo_of_the_same_seed(study: dict[str, ModuleType], tmp_path: Path) -> None:
+    records, tuning = study["records"], study["tuning"]
+
+    def run(row: str, *points: tuple[float, float]) -> object:
+        curve = [{"step": 20.0 * step, "pass@1": x, "pass@64": y} for step, (x, y) in enumerate(((0.1, 0.9), *points))]
+        return records.Run(row, records.method_of(row), row.split("-lr")[0], 5.0e-5, 11, 600000, curve)
+
+    grpo, dapo = run("grpo-lr5e-05", (0.2, 0.8), (0.3, 0.5)), run("dapo-lr5e-05", (0.2, 0.85))
+    baseline = tuning.Baseline([grpo, dapo])
+    assert baseline.area([dapo]) == area_above([(0.2, 0.85)], [(0.2, 0.8), (0.3, 0.5)], (0.1, 0.9))
+    assert baseline.height((0.25, 0.7)) == pytest.approx(0.05) and baseline.height((0.4, 0.5)) == 0.0
+
+
+def test_every_run_of_the_sweeps_is_of_a_known_method_and_has_a_name_of_its_own(study: dict[str, ModuleType]) -> None:
+    names: list[str] = []
+    for file in sorted(STUDY.glob("*.yaml")):
+        if file.stem != "run":
+            for cell in cells(load_sweep(file), file):
+                assert study["records"].method_of(cell.row.split("-lr")[0])
+                names.append(cell.name)
+    assert len(set(names)) == len(names) > 100
