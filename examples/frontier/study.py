@@ -27,7 +27,8 @@ from megasharp.evals.result_files import load_result
 from megasharp.reporting.history import read_run
 from megasharp.reporting.sweeps.grid import Cell, cells, load_sweep
 
-BASE = "examples/quickstart/base"
+# A run says how long a response may be, a folder of weights does not.
+UNTRAINED_LIMIT = ("--max-tokens", "20")
 Rows = dict[str, tuple[Sequence[str], list[list[object]]]]
 
 
@@ -45,6 +46,7 @@ def main() -> int:
     parser.add_argument("sweep", type=Path, help="the sweep's file")
     parser.add_argument("--at-once", type=int, default=2, help="runs at the same time, each on one thread")
     parser.add_argument("--test", help="suite to measure the last models on, such as countdown_test")
+    parser.add_argument("--base", default="examples/quickstart/base", help="the untrained model")
     parser.add_argument("--samples", type=int, default=256, help="samples for each problem of it")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the CSV files")
     parser.add_argument("--work", type=Path, default=Path("runs"), help="folder for the runs, deleted as they end")
@@ -66,7 +68,7 @@ def main() -> int:
             if not isinstance(item, int):
                 rows = trained(item, folder, config.name, test)
             elif test is not None:
-                rows = {"counts": (COUNTS, [measured(name, BASE, item, folder, test)])}
+                rows = {"counts": (COUNTS, [measured(name, arguments.base, item, folder, test, UNTRAINED_LIMIT)])}
         except (subprocess.CalledProcessError, OSError) as error:
             failed.append(name)
             print(f"{name} failed: {error}", flush=True)
@@ -119,14 +121,12 @@ def curve(name: str, run: Path) -> list[list[object]]:
     return rows
 
 
-def measured(name: str, model: str, seed: int, folder: Path, test: Test) -> list[object]:
+def measured(name: str, model: str, seed: int, folder: Path, test: Test, limit: Sequence[str] = ()) -> list[object]:
     """Measure a model on the test suite; return its line of `counts.csv`, problems in the suite's order."""
     out = folder / f"{name}_test"
     shutil.rmtree(out, ignore_errors=True)
     ks = ",".join(str(2**power) for power in range(test.samples.bit_length()))
     options = ("--n", str(test.samples), "--k", ks, "--seed", str(seed), "--keep", "none", "--out", str(out))
-    # A folder of weights does not say how long a response may be.
-    limit = ("--max-tokens", "20") if model == BASE else ()
     megasharp(folder / f"{name}.log", "eval", model, "--suite", test.suite, *options, *limit)
     result = load_result(next(out.rglob("*.json")))
     shutil.rmtree(out)

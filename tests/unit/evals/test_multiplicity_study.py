@@ -48,10 +48,31 @@ def test_the_base_model_knows_every_sign_of_the_puzzles() -> None:
         assert len(tokenizer.encode(item.text)) <= 32
 
 
-@each_case("grid", sorted(path.stem for path in STUDY.glob("[a-z]*.yaml") if path.stem != "run"))
+@each_case("grid", sorted(path.stem for path in STUDY.glob("[ckt]*.yaml")))
 def test_every_grid_is_one(grid: str) -> None:
     """Nine runs of three methods and seeds, or the twelve that their settings were chosen by."""
     file = STUDY / f"{grid}.yaml"
     config = load_sweep(file)
     assert len(cells(config, file)) == (12 if grid.startswith("tune_") else 9)
     assert list(config.cases) == ["grpo", "bonus", "penalty"]
+
+
+STRATA = {"1": (1, 1), "2-3": (2, 3), "4-8": (4, 8), "over_8": (9, 10_000)}
+
+
+@each_case("stratum", list(STRATA))
+def test_strata_differ_in_solutions_alone(stratum: str) -> None:
+    """Four numbers each, no problem in two files, and as many solutions as the stratum's name says."""
+    low, high = STRATA[stratum]
+    folder = STUDY / "data" / "strata" / stratum
+    files = [countdown.read_records(folder / f"{split}.jsonl") for split in ("dev", "test", "train")]
+    assert [len(records) for records in files] == [128, 256, 1000]
+    records = [record for records in files for record in records]
+    assert len({(tuple(sorted(record.numbers)), record.target) for record in records}) == len(records)
+    assert {len(record.numbers) for record in records} == {4}
+    for record in files[1][::32]:
+        assert low <= count_solutions(record.numbers, record.target) == record.solutions <= high
+    name = "strata_" + stratum.replace("-", "_to_")
+    sweep = STUDY / f"{name}.yaml"
+    assert len(cells(load_sweep(sweep), sweep)) == 25
+    assert len(load_suite(str(STUDY / "suites" / f"{name}.yaml")).items) == 256
