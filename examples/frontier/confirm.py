@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from records import RESULTS, UNTRAINED, Run, method_of, read_runs, table, tested
 
@@ -101,7 +101,7 @@ def corrected(found: Sequence[Tested]) -> list[Tested]:
     ]
     holm = adjusted(p_values)
     return [
-        Tested(one.method, one.setting, one.seeds, one.metric, one.y, one.found, float(p) if all_seeds else None)
+        replace(one, corrected=float(p) if all_seeds else None)
         for one, all_seeds, p in zip(found, full, holm, strict=True)
     ]
 

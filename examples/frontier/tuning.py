@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+import numpy as np
 from records import Point, Run, read_runs, untrained_point
 
 from megasharp.evals.frontier import area_above, upper_hull
@@ -31,10 +32,7 @@ class Baseline:
 
     def height(self, point: Point) -> float:
         """Return how high a point lies above GRPO's frontier, whose last value holds beyond it."""
-        for (x, y), (next_x, next_y) in zip(self.line, self.line[1:], strict=False):
-            if point[0] <= next_x:
-                return point[1] - y - (next_y - y) * (point[0] - x) / (next_x - x)
-        return point[1] - self.line[-1][1]
+        return point[1] - float(np.interp(point[0], *zip(*self.line, strict=True)))
 
 
 def main() -> None:

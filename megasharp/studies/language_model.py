@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from megasharp.common.errors import UserError, one_line
+from megasharp.tasks.countdown import CountdownAnswer, CountdownProblem, prompt_text, verify
 from megasharp.tasks.tokenizer import TextTokenizer
 
 # Smaller models than this are slower on two threads than on one.
@@ -71,3 +72,15 @@ def draw_responses(
                 ends = [index for index, token in enumerate(tokens) if token in tokenizer.stop_token_ids]
                 responses.append((place, tuple(tokens[: ends[0] + 1] if ends else tokens)))
     return responses
+
+
+def answer_countdown(
+    model: Any, tokenizer: TextTokenizer, problems: Sequence[CountdownProblem], count: int, longest: int, seed: int
+) -> tuple[list[tuple[int, ...]], list[tuple[int, tuple[int, ...]]], list[float]]:
+    """Sample `count` responses to each problem; return prompts, (problem, tokens) of each response, and its reward."""
+    prompts = [tokenizer.encode(prompt_text(problem.numbers, problem.target)) for problem in problems]
+    with threads_for(model):
+        responses = draw_responses(model, tokenizer, prompts, count, longest, seed)
+    answers = [CountdownAnswer(problem.numbers, problem.target) for problem in problems]
+    rewards = [verify(tokenizer.decode(tokens), answers[problem]).reward for problem, tokens in responses]
+    return prompts, responses, rewards

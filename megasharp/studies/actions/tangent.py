@@ -25,9 +25,9 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from megasharp.config.core import SHIPPED
 from megasharp.studies.claims import outcome
-from megasharp.studies.language_model import draw_responses, load_model, threads_for
+from megasharp.studies.language_model import answer_countdown, load_model, threads_for
 from megasharp.studies.study import Cell, Claim, Table
-from megasharp.tasks.countdown import CountdownAnswer, make_problem, prompt_text, verify
+from megasharp.tasks.countdown import make_problem
 from megasharp.tasks.tokenizer import load_tokenizer
 
 MODEL = SHIPPED / "examples" / "quickstart" / "base"
@@ -138,11 +138,8 @@ def measure(seed: int, folder: Path = MODEL) -> Measured | None:
         return None
     tokenizer, model, rng = load_tokenizer(folder), load_model(folder), Random(seed)
     problems = [make_problem(rng, NUMBERS) for _ in range(QUESTIONS)]
-    prompts = [tokenizer.encode(prompt_text(problem.numbers, problem.target)) for problem in problems]
+    prompts, responses, rewards = answer_countdown(model, tokenizer, problems, RESPONSES, MAX_RESPONSE_TOKENS, seed)
     with threads_for(model):
-        responses = draw_responses(model, tokenizer, prompts, RESPONSES, MAX_RESPONSE_TOKENS, seed)
-        answers = [CountdownAnswer(problem.numbers, problem.target) for problem in problems]
-        rewards = [verify(tokenizer.decode(response), answers[question]).reward for question, response in responses]
         model.double()
         parameters = list(model.parameters())
         places = _places(model, [(prompts[question], response) for question, response in responses], rng)

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megasharp.studies.language_model import draw_responses, load_model, parameter_count, threads_for
+from megasharp.studies.language_model import answer_countdown, load_model, parameter_count, threads_for
 from megasharp.studies.softmax import Bools, Counts, Floats
-from megasharp.tasks.countdown import CountdownAnswer, make_problem, prompt_text, verify
+from megasharp.tasks.countdown import make_problem
 from megasharp.tasks.tokenizer import TextTokenizer, load_tokenizer
 
 # The paper's 1000 pairs would take minutes; 24 questions make 276.
@@ -89,12 +89,8 @@ def sample_responses(folder: Path, seed: int) -> Samples:
     tokenizer, model = load_tokenizer(folder), load_model(folder)
     rng = Random(seed)
     problems = [make_problem(rng, NUMBERS) for _ in range(QUESTIONS)]
-    prompts = [tokenizer.encode(prompt_text(problem.numbers, problem.target)) for problem in problems]
-    with threads_for(model):
-        responses = draw_responses(model, tokenizer, prompts, RESPONSES, MAX_RESPONSE_TOKENS, seed)
-    answers = [CountdownAnswer(problem.numbers, problem.target) for problem in problems]
-    correct = [verify(tokenizer.decode(response), answers[question]).reward for question, response in responses]
-    return Samples(model, tokenizer, tuple(prompts), tuple(responses), np.array(correct) > 0)
+    prompts, responses, rewards = answer_countdown(model, tokenizer, problems, RESPONSES, MAX_RESPONSE_TOKENS, seed)
+    return Samples(model, tokenizer, tuple(prompts), tuple(responses), np.array(rewards) > 0)
 
 
 def measure(samples: Samples, seed: int) -> GradientKernel:

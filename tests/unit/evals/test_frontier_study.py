@@ -1,4 +1,4 @@
-"""The frontier study's scripts: what is recorded, which test is corrected, and sweeps whose runs are told apart."""
+"""The frontier study's scripts: records of runs, Holm's correction, areas, and unique names across its sweeps."""
 
 from __future__ import annotations
 
