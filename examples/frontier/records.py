@@ -84,11 +84,12 @@ def tested(name: str, runs: Sequence[str], metric: str) -> MethodRuns:
     """Return pass@1 and a metric of these runs on the test problems; pass@k for any k <= 256, or distinct_correct."""
     lines = {line["run"]: line for line in table("counts")}
     return MethodRuns(
-        name, _values([lines[run] for run in runs], "pass@1"), _values([lines[run] for run in runs], metric)
+        name, values([lines[run] for run in runs], "pass@1"), values([lines[run] for run in runs], metric)
     )
 
 
-def _values(lines: Sequence[Mapping[str, str]], metric: str) -> Values:
+def values(lines: Sequence[Mapping[str, str]], metric: str) -> Values:
+    """Return a metric of lines of `counts.csv`, [lines, problems]."""
     if metric == "distinct_correct":
         return np.array([[float(count) for count in line[metric].split()] for line in lines])
     k = int(metric.removeprefix("pass@"))

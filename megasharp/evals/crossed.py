@@ -79,6 +79,17 @@ class Crossed:
         """Return the crossed interval of a single difference."""
         return _around(self.difference, self.half_width(level))
 
+    def less(self, other: Crossed) -> Crossed:
+        """Return the difference of two differences that share neither runs nor problems: all variances add up."""
+        return Crossed(
+            self.difference - other.difference,
+            (*self.runs, *other.runs),
+            self.problems + other.problems,
+            self.residual + other.residual,
+            (min(self.counts[0], other.counts[0]), min(self.counts[1], other.counts[1])),
+            min(self.problem_count, other.problem_count),
+        )
+
     def over_runs(self, level: float = LEVEL) -> Interval:
         """Return the t interval of the runs' means alone, as if there were no other problems: of pairs, or Welch's.
 

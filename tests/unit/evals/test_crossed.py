@@ -106,6 +106,21 @@ def test_over_runs_alone_it_is_welchs_interval() -> None:
     assert found.interval().high >= found.over_runs().high
 
 
+def test_a_difference_of_differences_holds_zero_as_often_as_it_should() -> None:
+    """Two changes of the same size, each of 5 pairs of runs and 40 problems of its own; 600 tables."""
+    rng = np.random.default_rng(8)
+
+    def change(runs: float, problems: float) -> Crossed:
+        solved = rng.normal(0.1, runs, (600, 5, 1)) + rng.normal(0.0, problems, (600, 1, 40))
+        found = crossed(np.zeros((600, 5, 40)), solved + rng.normal(0.0, 0.3, (600, 5, 40)), paired=True)
+        assert found is not None
+        return found
+
+    between = change(0.05, 0.3).less(change(0.02, 0.5))
+    assert between.difference.std() > 0.05
+    assert 0.005 < (between.p_value() < 0.05).mean() < 0.06
+
+
 def test_one_run_on_a_side_has_no_crossed_interval() -> None:
     assert crossed(np.zeros((1, 30)), np.ones((3, 30)), paired=False) is None
     assert crossed(np.zeros((3, 1)), np.ones((3, 1)), paired=True) is None

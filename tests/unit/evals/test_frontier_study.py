@@ -18,7 +18,7 @@ from megasharp.evals.frontier import area_above, distance
 from megasharp.reporting.sweeps.grid import cells, load_sweep
 
 STUDY = Path(__file__).parents[3] / "examples" / "frontier"
-MODULES = ("records", "confirm", "tuning")
+MODULES = ("records", "confirm", "tuning", "strata")
 
 
 @pytest.fixture
@@ -114,3 +114,31 @@ def test_every_run_of_the_sweeps_is_of_a_known_method_and_has_a_name_of_its_own(
                 assert study["records"].method_of(cell.row.split("-lr")[0])
                 names.append(cell.name)
     assert len(set(names)) == len(names) > 100
+
+
+def test_a_bonus_that_helps_where_solutions_are_many_is_found(
+    study: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contrasts by stratum: one bonus moves pass@8 only with many solutions, the penalty moves it alike in both."""
+    records, strata = study["records"], study["strata"]
+    monkeypatch.setattr(strata, "STRATA_RESULTS", tmp_path)
+    rng = np.random.default_rng(6)
+    effects = {"bonus-coefficient0.01": (0.0, 1.0), "bonus-coefficient0.03": (0.0, 0.0), "ds": (0.0, 0.0)}
+    effects["penalty-coefficient0.01"] = (-0.5, -0.5)
+    for stratum in strata.STRATA:
+        many, hardness_P = stratum == "over_8", rng.normal(size=60)
+        for seed in range(5):
+            for method, effect in {"untrained": (0.0, 0.0), "grpo": (0.0, 0.0), **effects}.items():
+                row = [f"{method}_s{seed}", 256, 1000]
+                correct = made_up(rng, -2.5 + effect[many], 1.0, hardness_P)
+                texts = [" ".join(map(str, each.tolist())) for each in (correct, correct)]
+                records.add(tmp_path / stratum, "counts", records.COUNTS, [[*row, *texts]])
+    strata.main()
+    with (tmp_path / "contrasts.csv").open(encoding="utf-8") as lines:
+        found = {(line["method"], line["metric"]): line for line in csv.DictReader(lines)}
+    assert float(found["bonus-coefficient0.01", "pass@8"]["holm"]) < 0.01
+    assert float(found["bonus-coefficient0.01", "pass@8"]["contrast"]) > 0.1
+    assert min(float(found[method, "pass@8"]["holm"]) for method in strata.TESTED[1:]) > 0.05
+    assert found["ds", "pass@8"]["holm"] == ""
+    text = (tmp_path / "tables.md").read_text(encoding="utf-8")
+    assert text.count("| more than 8 |") == 6 and "described" in text

@@ -1,0 +1,146 @@
+"""Make the tables of the stratified comparison (examples/solution_multiplicity/stratified.md) from its recorded runs.
+
+    python examples/frontier/strata.py
+
+Reads the folders of `examples/solution_multiplicity/strata/`; writes `changes.csv` (each method less GRPO, by stratum),
+`contrasts.csv` (most solutions less one solution) and both as `tables.md` there.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from records import UNTRAINED, table, values
+
+from megasharp.evals.crossed import Crossed, adjusted, crossed
+from megasharp.evals.frontier import Values
+
+STRATA_RESULTS = Path(__file__).parents[1] / "solution_multiplicity" / "strata"
+# Distinct solutions of a problem, by the names of folders.
+STRATA = {"1": "1", "2_to_3": "2 to 3", "4_to_8": "4 to 8", "over_8": "more than 8"}
+PRIMARY = "pass@8"
+METRICS = ("pass@1", PRIMARY, "pass@64")
+# Those that stratified.md tests; the others are described.
+TESTED = ("bonus-coefficient0.01", "bonus-coefficient0.03", "penalty-coefficient0.01")
+CHANGES = ("solutions", "method", "metric", "seeds", "value", "change", "low", "high")
+CONTRASTS = ("method", "metric", "contrast", "low", "high", "p", "holm")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A method's mean in one stratum, and its change against GRPO; None for GRPO itself and the untrained model."""
+
+    stratum: str
+    method: str
+    metric: str
+    seeds: int
+    value: float
+    crossed: Crossed | None
+
+
+def main() -> None:
+    """Write the three files."""
+    found = [one for stratum in STRATA for metric in METRICS for one in changes(stratum, metric)]
+    contrasts = {metric: contrast(found, metric) for metric in METRICS}
+    with (STRATA_RESULTS / "changes.csv").open("w", encoding="utf-8", newline="") as lines:
+        csv.writer(lines, lineterminator="\n").writerows([CHANGES, *map(_change_line, found)])
+    with (STRATA_RESULTS / "contrasts.csv").open("w", encoding="utf-8", newline="") as lines:
+        rows = [line for metric, each in contrasts.items() for line in _contrast_lines(metric, each)]
+        csv.writer(lines, lineterminator="\n").writerows([CONTRASTS, *rows])
+    text = f"{_changes_table(found)}\n{_contrasts_table(contrasts)}"
+    (STRATA_RESULTS / "tables.md").write_text(text, encoding="utf-8")
+
+
+def changes(stratum: str, metric: str) -> list[Change]:
+    """Hold each method of a stratum against GRPO, with pairs by seed."""
+    counts = {line["run"]: line for line in table("counts", STRATA_RESULTS / stratum)}
+    by_method: dict[str, dict[str, Values]] = {}
+    for run, line in sorted(counts.items()):
+        method, _, seed = run.rpartition("_s")
+        by_method.setdefault(method, {})[seed] = values([line], metric)[0]
+    baseline = by_method["grpo"]
+    found = []
+    for method in (UNTRAINED, "grpo", *sorted(by_method.keys() - {UNTRAINED, "grpo"})):
+        own = by_method[method]
+        pairs = [seed for seed in own if seed in baseline] if method not in (UNTRAINED, "grpo") else []
+        before_RP, after_RP = (_stack(each, pairs) for each in (baseline, own)) if pairs else (None, None)
+        change = None if before_RP is None or after_RP is None else crossed(before_RP, after_RP, paired=True)
+        mean = float(_stack(own, sorted(own)).mean())
+        found.append(Change(stratum, method, metric, len(own), mean, change))
+    return found
+
+
+def _stack(by_seed: Mapping[str, Values], seeds: Sequence[str]) -> Values:
+    return np.stack([by_seed[seed] for seed in seeds])
+
+
+def contrast(found: Sequence[Change], metric: str) -> dict[str, Crossed]:
+    """Return by method its change with most solutions less its change with one."""
+    most, one = (
+        {each.method: each.crossed for each in found if (each.stratum, each.metric) == (stratum, metric)}
+        for stratum in ("over_8", "1")
+    )
+    both = {method: (above, one.get(method)) for method, above in most.items()}
+    return {method: above.less(below) for method, (above, below) in both.items() if above and below}
+
+
+def holm(contrasts: Mapping[str, Crossed], metric: str) -> dict[str, float]:
+    """Return Holm's p-values of the methods that are tested."""
+    tested = [method for method in TESTED if method in contrasts and metric == PRIMARY]
+    p_values = adjusted([float(contrasts[method].p_value()) for method in tested])
+    return dict(zip(tested, map(float, p_values), strict=True))
+
+
+def _change_line(one: Change) -> tuple[object, ...]:
+    head = (one.stratum, one.method, one.metric, one.seeds, f"{one.value:.5f}")
+    if one.crossed is None:
+        return *head, "", "", ""
+    interval = one.crossed.interval()
+    return *head, *(f"{number:.5f}" for number in (float(one.crossed.difference), interval.low, interval.high))
+
+
+def _contrast_lines(metric: str, contrasts: Mapping[str, Crossed]) -> list[tuple[object, ...]]:
+    corrected = holm(contrasts, metric)
+    lines = []
+    for method, one in contrasts.items():
+        interval = one.interval()
+        numbers = (f"{number:.5f}" for number in (float(one.difference), interval.low, interval.high))
+        p = f"{corrected[method]:.4g}" if method in corrected else ""
+        lines.append((method, metric, *numbers, f"{float(one.p_value()):.4g}", p))
+    return lines
+
+
+def _changes_table(found: Sequence[Change]) -> str:
+    lines = [f"| solutions | | seeds | {' | '.join(METRICS)} |", "|---" * (3 + len(METRICS)) + "|"]
+    rows: dict[tuple[str, str], dict[str, Change]] = {}
+    for one in found:
+        rows.setdefault((one.stratum, one.method), {})[one.metric] = one
+    for (stratum, method), by_metric in rows.items():
+        cells = " | ".join(
+            f"{one.value:.3f}" if one.crossed is None else _difference(one.crossed) for one in by_metric.values()
+        )
+        lines.append(f"| {STRATA[stratum]} | `{method}` | {by_metric[PRIMARY].seeds} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def _contrasts_table(contrasts: Mapping[str, Mapping[str, Crossed]]) -> str:
+    lines = [f"| | {' | '.join(METRICS)} | Holm's p, {PRIMARY} |", "|---" * (2 + len(METRICS)) + "|"]
+    corrected = holm(contrasts[PRIMARY], PRIMARY)
+    for method in contrasts[PRIMARY]:
+        cells = [_difference(contrasts[metric][method]) for metric in METRICS]
+        cells.append(f"{corrected[method]:.3f}" if method in corrected else "described")
+        lines.append(f"| `{method}` | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _difference(one: Crossed) -> str:
+    interval = one.interval()
+    return f"{float(one.difference):+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+
+
+if __name__ == "__main__":
+    main()
