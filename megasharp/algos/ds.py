@@ -16,7 +16,8 @@ Printed: equation 6, pi_old in place of pi_base, gamma_p and gamma_n per model: 
 code: its variant of October 2025 divides the term of `seq_mean` once more by the response's length, ours does not;
 "correct" is the verdict, where that code asks for a positive reward, which a right format alone may earn. Its first
 variant wants -gamma_p in its file; ours are never negative. `logp` picks the record of pi_old: `engine` is what was
-recorded of the policy while sampling, at no cost; `policy` is recomputed before the update.
+recorded of the policy while sampling, at no cost; `policy` is recomputed before the update. `reference` takes pi_base
+in its place, as the derivation has it (section 4.2), at the cost of a pass with the reference's weights.
 
 Degenerate cases: outside the reward form the term is not centred, so groups that are all correct or all wrong do get an
 advantage. In the reward form the estimator centres it, and should not divide by the deviation: in such a group the term
@@ -65,17 +66,24 @@ class DSParams(MethodParams):
         "the response's sum, which grows with length; reward_seq_mean: the mean, added to the reward before the group "
         "baseline (use with dr_grpo).",
     )
-    logp: Literal["engine", "policy"] = Field(
+    logp: Literal["engine", "policy", "reference"] = Field(
         default="engine",
-        description="Source of the old policy's log-probs: engine takes those recorded while sampling, at no cost; "
-        "policy recomputes them before the update.",
+        description="Source of the log-probs: engine takes the old policy's as recorded while sampling, at no cost; "
+        "policy recomputes them before the update; reference takes the reference policy's, which costs a pass.",
     )
 
     @model_validator(mode="after")
     def _recomputed_comes_too_late(self) -> Self:
-        if self.form == "reward_seq_mean" and self.logp == "policy":
-            raise ValueError("form reward_seq_mean changes rewards before log-probs are recomputed: set logp: engine")
+        if self.form == "reward_seq_mean" and self.logp != "engine":
+            raise ValueError("form reward_seq_mean changes rewards before log-probs are computed: set logp: engine")
         return self
+
+
+LOGP_NEEDS = {
+    "engine": Needs(policy_logp=True),
+    "policy": Needs(old_logp=OldLogp.BEFORE_STEP),
+    "reference": Needs(ref_logp=True),
+}
 
 
 class DS(Method[DSParams]):
@@ -90,7 +98,7 @@ class DS(Method[DSParams]):
         """Ask for the log-probs that `logp` picks; in the reward form for none, as responses carry them."""
         if self.params.form == "reward_seq_mean":
             return Needs()
-        return Needs(old_logp=OldLogp.BEFORE_STEP) if self.params.logp == "policy" else Needs(policy_logp=True)
+        return LOGP_NEEDS[self.params.logp]
 
     def reshapes_rewards(self) -> bool:
         """Tell if `form` is `reward_seq_mean`; all others change advantages only."""
@@ -117,7 +125,7 @@ class DS(Method[DSParams]):
         if self.params.form == "reward_seq_mean":
             return adv_T, {}
         correct_T = x.correct_T > 0
-        logp_T = self._old_logp(x, adv_T.dtype) * x.mask_T
+        logp_T = self._logp(x, adv_T.dtype) * x.mask_T
         term_T = torch.where(correct_T, self._factor(True) * logp_T, self._factor(False) * logp_T)
         metrics = {
             "method/ds/term_correct": TokenMetric(term_T, x.mask_T * correct_T),
@@ -128,8 +136,8 @@ class DS(Method[DSParams]):
     def _factor(self, correct: bool) -> float:
         return -settled(self.params.gamma_p) if correct else settled(self.params.gamma_n)
 
-    def _old_logp(self, x: TokenInputs, dtype: torch.dtype) -> Tensor:
-        recorded_T = x.old_logp_T if self.params.logp == "policy" else x.policy_logp_T
+    def _logp(self, x: TokenInputs, dtype: torch.dtype) -> Tensor:
+        recorded_T = {"engine": x.policy_logp_T, "policy": x.old_logp_T, "reference": x.ref_logp_T}[self.params.logp]
         assert recorded_T is not None
         logp_T = recorded_T.to(dtype)
         if self.params.form == "token":

@@ -44,6 +44,7 @@ def two_responses(dtype: torch.dtype = torch.float64) -> TokenInputs:
         num_sequences=2,
         policy_logp_T=logp_T,
         old_logp_T=2.0 * logp_T,
+        ref_logp_T=3.0 * logp_T,
     )
 
 
@@ -74,12 +75,14 @@ def test_two_sides(form: str) -> None:
 
 @each_case("form", TOKEN_FORMS)
 def test_the_record_of_the_policy(form: str) -> None:
-    """`policy` reads the recomputed log-probs, here twice the engine's; needs say which pass runs."""
+    """Recomputed log-probs are twice the engine's here, the reference's three times; needs say which pass runs."""
     params = {"gamma_p": 0.3, "gamma_n": 0.2, "form": form}
-    twice_T = 2.0 * term(two_responses(), logp="engine", **params)
-    torch.testing.assert_close(term(two_responses(), logp="policy", **params), twice_T)
+    once_T = term(two_responses(), logp="engine", **params)
+    torch.testing.assert_close(term(two_responses(), logp="policy", **params), 2.0 * once_T)
+    torch.testing.assert_close(term(two_responses(), logp="reference", **params), 3.0 * once_T)
     assert DS(DSParams(form=form)).needs() == Needs(policy_logp=True)
     assert DS(DSParams(form=form, logp="policy")).needs() == Needs(old_logp=OldLogp.BEFORE_STEP)
+    assert DS(DSParams(form=form, logp="reference")).needs() == Needs(ref_logp=True)
     assert DS(DSParams(form="reward_seq_mean")).needs() == Needs()
 
 
@@ -149,6 +152,7 @@ def test_gamma_may_change_with_the_step() -> None:
     ("tree", "message"),
     [
         ({"form": "reward_seq_mean", "logp": "policy"}, "set logp: engine"),
+        ({"form": "reward_seq_mean", "logp": "reference"}, "set logp: engine"),
         ({"gamma_p": -0.02}, "gamma_p: expected number >= 0"),
         ({"form": "sequence"}, "form"),
     ],
