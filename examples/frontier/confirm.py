@@ -12,7 +12,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from records import RESULTS, UNTRAINED, Run, method_of, read_runs, table, tested
+from records import RESULTS, TEST, UNTRAINED, Run, counts, method_of, read_runs, tested
 
 from megasharp.evals.crossed import adjusted
 from megasharp.evals.frontier import Distance, MethodRuns, distance
@@ -51,7 +51,7 @@ class Tested:
 
 def main() -> None:
     """Write both files from the recorded runs that have test results."""
-    measured = {line["run"] for line in table("counts")}
+    measured = counts(TEST)
     runs = [run for run in read_runs() if run.name in measured and run.seed in SEEDS]
     found = [one for metric in METRICS for one in distances(runs, metric)]
     with (RESULTS / "distances.csv").open("w", encoding="utf-8", newline="") as lines:

@@ -17,7 +17,7 @@ import numpy as np
 from confirm import SEEDS
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from records import RESULTS, UNTRAINED, Run, read_runs, table, tested, untrained_point
+from records import RESULTS, TEST, UNTRAINED, Run, counts, read_runs, tested, untrained_point
 
 from megasharp.evals.frontier import Values, upper_hull
 from megasharp.reporting.style import COLOURS, INK, MUTED, PAPER, dress, new_figure, save_figure
@@ -60,7 +60,7 @@ def errors(values_RP: Values) -> Values:
 
 def frontier(runs: Sequence[Run]) -> Figure:
     """Draw the test problems: GRPO's line, and a cross for each setting."""
-    measured = {line["run"] for line in table("counts")}
+    measured = counts(TEST)
     sides = {name: [run.name for run in each if run.name in measured] for name, each in grouped(runs).items()}
     sides = {UNTRAINED: sorted(run for run in measured if run.startswith(UNTRAINED)), **sides}
     points = {name: _point(name, names) for name, names in sides.items() if len(names) > 1}

@@ -1,7 +1,8 @@
 """The study's recorded runs: CSV files in `results/`, which are committed because run folders do not outlive a machine.
 
-`runs.csv` has a line for each run, `curves.csv` one for each evaluation on the development problems, `counts.csv` one
-for each last model on the test problems: of 256 samples, correct ones and distinct correct answers, problem by problem.
+`runs.csv` has a line for each run, `curves.csv` one for each evaluation on the development problems, `training.csv`
+means over windows of training steps. `counts.csv` has last models on test problems: correct samples and distinct
+correct answers, problem by problem in the suite's order.
 """
 
 from __future__ import annotations
@@ -24,7 +25,19 @@ CURVES = (
     *("run", "step", "tokens", *(f"pass@{k}" for k in (1, 2, 4, 8, 16, 32, 64)), "greedy", "distinct_correct"),
     *("token_entropy", "answer_entropy", "lambda_1"),
 )
-COUNTS = ("run", "samples", "tokens", "correct", "distinct_correct")
+WINDOW = 20
+TRAINING = {
+    "entropy": "entropy/policy",
+    "lambda_1": "candidates/lambda_1",
+    "lambda_2": "candidates/lambda_2",
+    "lambda_3": "candidates/lambda_3",
+    "distinct_next": "candidates/distinct_next",
+    "grad_norm": "policy/grad_norm",
+    "reward": "reward/mean",
+}
+WINDOWS = ("run", "step", "tokens", *TRAINING)
+COUNTS = ("run", "suite", "temperature", "samples", "tokens", "correct", "distinct_correct")
+TEST = "countdown_test"
 
 METHODS = (
     *("grpo", "dapo", "entropy_bonus", "kl", "casp", "iac", "dapo_iac", "ds_token", "ds_sequence", "ds_reward"),
@@ -82,10 +95,16 @@ def untrained_point(runs: Iterable[Run]) -> Point:
 
 def tested(name: str, runs: Sequence[str], metric: str) -> MethodRuns:
     """Return pass@1 and a metric of these runs on the test problems; pass@k for any k <= 256, or distinct_correct."""
-    lines = {line["run"]: line for line in table("counts")}
+    lines = counts(TEST)
     return MethodRuns(
         name, values([lines[run] for run in runs], "pass@1"), values([lines[run] for run in runs], metric)
     )
+
+
+def counts(suite: str, temperature: float = 1.0, folder: Path = RESULTS) -> dict[str, dict[str, str]]:
+    """Return the lines of `counts.csv` on one suite at one temperature, by their runs."""
+    lines = table("counts", folder)
+    return {line["run"]: line for line in lines if line["suite"] == suite and float(line["temperature"]) == temperature}
 
 
 def values(lines: Sequence[Mapping[str, str]], metric: str) -> Values:
@@ -121,7 +140,7 @@ def add(folder: Path, name: str, columns: Sequence[str], rows: Sequence[Sequence
 def drop_unfinished(folder: Path) -> None:
     """Leave out lines of runs that `runs.csv`, which is written last, does not name: they were cut off meanwhile."""
     finished = {line["run"] for line in table("runs", folder)}
-    for name, columns in (("curves", CURVES), ("counts", COUNTS)):
+    for name, columns in (("curves", CURVES), ("training", WINDOWS), ("counts", COUNTS)):
         lines = table(name, folder)
         kept = [line for line in lines if line["run"] in finished or line["run"].startswith(UNTRAINED)]
         if len(kept) < len(lines):

@@ -3,7 +3,7 @@
     python examples/frontier/study.py examples/frontier/screen.yaml --at-once 2
 
 A recorded run is not repeated, so the same command goes on where it stopped, on this machine or another. With `--test`
-the last model is measured on that suite too, and so is the untrained one with each seed of the sweep.
+the last model is measured on suites too, and so is the untrained one with each seed of the sweep.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from threading import Lock
 
-from records import COUNTS, CURVES, RESULTS, RUNS, UNTRAINED, add, drop_unfinished, table
+from records import COUNTS, CURVES, RESULTS, RUNS, TRAINING, UNTRAINED, WINDOW, WINDOWS, add, drop_unfinished, table
 
 from megasharp.config.core import dump_tree
 from megasharp.evals.result_files import load_result
-from megasharp.reporting.history import read_run
+from megasharp.reporting.history import RunHistory, read_run
 from megasharp.reporting.sweeps.grid import Cell, cells, load_sweep
 
 # A run says how long a response may be, a folder of weights does not.
@@ -34,9 +35,10 @@ Rows = dict[str, tuple[Sequence[str], list[list[object]]]]
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """The suite that last models are measured on, and the samples for each of its problems."""
+    """What last models are measured on: suites and temperatures, with commas between, and samples for each problem."""
 
-    suite: str
+    suites: str
+    temperatures: str
     samples: int
 
 
@@ -45,7 +47,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweep", type=Path, help="the sweep's file")
     parser.add_argument("--at-once", type=int, default=2, help="runs at the same time, each on one thread")
-    parser.add_argument("--test", help="suite to measure the last models on, such as countdown_test")
+    parser.add_argument("--test", help="suites to measure the last models on, such as countdown_test")
+    parser.add_argument("--temperature", default="1.0", help="temperatures of these samples")
     parser.add_argument("--base", default="examples/quickstart/base", help="the untrained model")
     parser.add_argument("--samples", type=int, default=256, help="samples for each problem of it")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the CSV files")
@@ -54,7 +57,7 @@ def main() -> int:
     config = load_sweep(arguments.sweep)
     results, folder, lock, failed = arguments.results, arguments.work / config.name, Lock(), []
     folder.mkdir(parents=True, exist_ok=True)
-    test = Test(arguments.test, arguments.samples) if arguments.test else None
+    test = Test(arguments.test, arguments.temperature, arguments.samples) if arguments.test else None
     drop_unfinished(results)
     recorded = {line["run"] for name in ("runs", "counts") for line in table(name, results)}
     left: list[Cell | int] = [cell for cell in cells(config, arguments.sweep) if cell.name not in recorded]
@@ -68,7 +71,7 @@ def main() -> int:
             if not isinstance(item, int):
                 rows = trained(item, folder, config.name, test)
             elif test is not None:
-                rows = {"counts": (COUNTS, [measured(name, arguments.base, item, folder, test, UNTRAINED_LIMIT)])}
+                rows = {"counts": (COUNTS, measured(name, arguments.base, item, folder, test, UNTRAINED_LIMIT))}
         except (subprocess.CalledProcessError, OSError) as error:
             failed.append(name)
             print(f"{name} failed: {error}", flush=True)
@@ -91,8 +94,9 @@ def trained(cell: Cell, folder: Path, sweep: str, test: Test | None) -> Rows:
     megasharp(folder / f"{cell.name}.log", "train", str(file), "--runs", str(folder), "--resume")
     rows: Rows = {"curves": (CURVES, curve(cell.name, run))}
     if test is not None:
-        rows["counts"] = (COUNTS, [measured(cell.name, str(run), cell.seed, folder, test)])
+        rows["counts"] = (COUNTS, measured(cell.name, str(run), cell.seed, folder, test))
     history = read_run(run)
+    rows["training"] = (WINDOWS, windows(cell.name, history))
     settings = {key: value for key, value in cell.tree.items() if key not in ("include", "name", "seed")}
     seconds = f"{time.monotonic() - began:.0f}"
     line = [cell.name, cell.row, cell.seed, sweep, history.last_step, history.tokens, seconds, json.dumps(settings)]
@@ -109,9 +113,7 @@ def megasharp(log: Path, *words: str) -> None:
 
 def curve(name: str, run: Path) -> list[list[object]]:
     """Read a run's evaluations in the order of their steps."""
-    tokens = {0: 0}
-    for line in read_run(run).training:
-        tokens[int(line["step"] or 0)] = tokens[max(tokens)] + int(line["rollout/tokens"] or 0)
+    tokens = sampled(read_run(run))
     rows: list[list[object]] = []
     for path in sorted((run / "evals").glob("step_*/*.json")):
         result = load_result(path)
@@ -121,17 +123,44 @@ def curve(name: str, run: Path) -> list[list[object]]:
     return rows
 
 
-def measured(name: str, model: str, seed: int, folder: Path, test: Test, limit: Sequence[str] = ()) -> list[object]:
-    """Measure a model on the test suite; return its line of `counts.csv`, problems in the suite's order."""
+def sampled(history: RunHistory) -> dict[int, int]:
+    """Return the number of tokens that were sampled until the end of each step."""
+    tokens = {0: 0}
+    for line in history.training:
+        tokens[int(line["step"] or 0)] = tokens[max(tokens)] + int(line["rollout/tokens"] or 0)
+    return tokens
+
+
+def windows(name: str, history: RunHistory) -> list[list[object]]:
+    """Average the training metrics over windows of steps; a line has its last step."""
+    tokens, rows = sampled(history), list[list[object]]()
+    for start in range(0, len(history.training), WINDOW):
+        lines = history.training[start : start + WINDOW]
+        step = int(lines[-1]["step"] or 0)
+        known = [[value for line in lines if (value := line.get(metric)) is not None] for metric in TRAINING.values()]
+        rows.append([name, step, tokens[step], *(f"{fmean(each):.6g}" if each else "" for each in known)])
+    return rows
+
+
+def measured(
+    name: str, model: str, seed: int, folder: Path, test: Test, limit: Sequence[str] = ()
+) -> list[list[object]]:
+    """Measure a model on the test suites; return their lines of `counts.csv`, problems in each suite's order."""
     out = folder / f"{name}_test"
     shutil.rmtree(out, ignore_errors=True)
     ks = ",".join(str(2**power) for power in range(test.samples.bit_length()))
     options = ("--n", str(test.samples), "--k", ks, "--seed", str(seed), "--keep", "none", "--out", str(out))
-    megasharp(folder / f"{name}.log", "eval", model, "--suite", test.suite, *options, *limit)
-    result = load_result(next(out.rglob("*.json")))
+    sampling = ("--suite", test.suites, "--temperature", test.temperatures)
+    megasharp(folder / f"{name}.log", "eval", model, *sampling, *options, *limit)
+    results = [load_result(path) for path in sorted(out.rglob("*.json"))]
     shutil.rmtree(out)
-    correct, distinct = ([getattr(row, what) for row in result.rows] for what in ("correct", "distinct_correct"))
-    return [name, result.n, result.tokens, " ".join(map(str, correct)), " ".join(map(str, distinct))]
+    return [
+        [
+            *(name, one.suite, one.temperature, one.n, one.tokens),
+            *(" ".join(str(getattr(row, what)) for row in one.rows) for what in ("correct", "distinct_correct")),
+        ]
+        for one in results
+    ]
 
 
 if __name__ == "__main__":

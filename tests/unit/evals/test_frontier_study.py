@@ -28,6 +28,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
     loaded = {name: importlib.import_module(name) for name in MODULES}
     monkeypatch.setattr(loaded["records"], "RESULTS", tmp_path)
     monkeypatch.setattr(loaded["records"].table, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(loaded["records"].counts, "__defaults__", (1.0, tmp_path))
     monkeypatch.setattr(loaded["confirm"], "RESULTS", tmp_path)
     yield loaded
     for name in MODULES:
@@ -41,7 +42,7 @@ def record(records: ModuleType, folder: Path, row: str, seed: int, rate: float, 
     figures = [0.2] * 7 + [0.3, 2.0, 0.4, 1.0, -0.1]
     records.add(folder, "curves", records.CURVES, [[name, 0, 0, *figures], [name, 20, 88000, *figures]])
     texts = [" ".join(map(str, each.tolist())) for each in (correct, np.minimum(correct, 3))]
-    records.add(folder, "counts", records.COUNTS, [[name, 256, 1000, *texts]])
+    records.add(folder, "counts", records.COUNTS, [[name, records.TEST, 1.0, 256, 1000, *texts]])
     if row != records.UNTRAINED:
         records.add(folder, "runs", records.RUNS, [[name, row, seed, "confirm", 135, 600000, 95, settings]])
 
@@ -129,7 +130,7 @@ def test_a_bonus_that_helps_where_solutions_are_many_is_found(
         many, hardness_P = stratum == "over_8", rng.normal(size=60)
         for seed in range(5):
             for method, effect in {"untrained": (0.0, 0.0), "grpo": (0.0, 0.0), **effects}.items():
-                row = [f"{method}_s{seed}", 256, 1000]
+                row = [f"{method}_s{seed}", f"strata_{stratum}", 1.0, 256, 1000]
                 correct = made_up(rng, -2.5 + effect[many], 1.0, hardness_P)
                 texts = [" ".join(map(str, each.tolist())) for each in (correct, correct)]
                 records.add(tmp_path / stratum, "counts", records.COUNTS, [[*row, *texts]])
