@@ -34,6 +34,9 @@ TRAINING = {
     "distinct_next": "candidates/distinct_next",
     "grad_norm": "policy/grad_norm",
     "reward": "reward/mean",
+    # Of graded.py alone.
+    "good": "reward/function/graded/good",
+    "better": "reward/function/graded/better",
 }
 WINDOWS = ("run", "step", "tokens", *TRAINING)
 COUNTS = ("run", "suite", "temperature", "samples", "tokens", "correct", "distinct_correct")
