@@ -1,6 +1,6 @@
-"""A reward with a good and a better answer for the prolonged runs: solutions that divide earn more than those that do not.
+"""A reward with a good and a better answer for the prolonged runs: solutions that divide earn more than others.
 
-The quickstart's base finds solutions without a division three times as often, so these are the actions that the first
+The quickstart's base finds solutions without a division five times as often, so these are the actions that the first
 stage of 2510.04028 amplifies; its second stage would pass their share on to the better ones.
 """
 
