@@ -18,7 +18,7 @@ from megasharp.evals.frontier import area_above, distance
 from megasharp.reporting.sweeps.grid import cells, load_sweep
 
 STUDY = Path(__file__).parents[3] / "examples" / "frontier"
-MODULES = ("records", "confirm", "tuning", "strata")
+MODULES = ("records", "confirm", "tuning", "strata", "claims", "prolonged")
 
 
 @pytest.fixture
@@ -112,7 +112,8 @@ def test_every_run_of_the_sweeps_is_of_a_known_method_and_has_a_name_of_its_own(
     for file in sorted(STUDY.glob("*.yaml")):
         if file.stem != "run":
             for cell in cells(load_sweep(file), file):
-                assert study["records"].method_of(cell.row.split("-lr")[0])
+                # Runs about single claims and prolonged ones have results of their own.
+                assert file.stem.startswith(("claims", "prolonged")) or study["records"].method_of(cell.row)
                 names.append(cell.name)
     assert len(set(names)) == len(names) > 100
 
@@ -143,3 +144,73 @@ def test_a_bonus_that_helps_where_solutions_are_many_is_found(
     assert found["ds", "pass@8"]["holm"] == ""
     text = (tmp_path / "tables.md").read_text(encoding="utf-8")
     assert text.count("| more than 8 |") == 6 and "described" in text
+
+
+def test_a_case_is_held_against_its_own_reference(
+    study: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CaSP's cases against CaSP, the rest against GRPO, each suite and temperature apart; a known shift is found."""
+    records, claims = study["records"], study["claims"]
+    monkeypatch.setattr(claims, "CLAIMS", tmp_path)
+    rng = np.random.default_rng(7)
+    hardness_P = rng.normal(size=60)
+    levels = {"claim_grpo": -2.0, "claim_casp": -1.0, "claim_casp_topn-topn1": -1.0, "claim_iac-alpha2": -1.0}
+    for seed in range(3):
+        for case, level in levels.items():
+            for temperature in (0.6, 1.0):
+                counts = " ".join(map(str, made_up(rng, level, 1.0, hardness_P).tolist()))
+                head = [f"{case}_s{seed}", records.TEST, temperature, 256, 1000]
+                records.add(tmp_path, "counts", records.COUNTS, [[*head, counts, counts]])
+    claims.main()
+    with (tmp_path / "differences.csv").open(encoding="utf-8") as lines:
+        found = {
+            (line["case"], line["temperature"]): line for line in csv.DictReader(lines) if line["metric"] == "pass@1"
+        }
+    assert {case for case, _ in found} == set(levels) - {"claim_grpo"}
+    assert found["claim_casp_topn-topn1", "1.0"]["against"] == "claim_casp"
+    assert float(found["claim_iac-alpha2", "0.6"]["low"]) > 0.05
+    low, high = (float(found["claim_casp_topn-topn1", "0.6"][key]) for key in ("low", "high"))
+    assert low < 0.0 < high
+
+
+def test_prolonged_runs_that_widen_and_have_two_stages_are_seen(
+    study: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Curves made up: one case gains pass@64 late, entropy falls and rises, good answers pass their share on."""
+    records, prolonged = study["records"], study["prolonged"]
+    monkeypatch.setattr(prolonged, "PROLONGED", tmp_path)
+    rng = np.random.default_rng(9)
+    cases = (*prolonged.CASES, prolonged.GRADED)
+    for seed in range(4):
+        for name in (records.UNTRAINED, *(f"prolonged_{case}" for case in cases)):
+            run = f"{name}_s{seed}"
+            counts = " ".join(map(str, made_up(rng, -2.0, 1.0, rng.normal(size=30)).tolist()))
+            records.add(tmp_path, "counts", records.COUNTS, [[run, records.TEST, 1.0, 256, 1000, counts, counts]])
+            if name == records.UNTRAINED:
+                continue
+            steps = range(0 if name == "prolonged_grpo" else 200, 2001, 200)
+            rise = {1800: 0.05, 2000: 0.05}.get if name == "prolonged_two_stage" else {}.get
+            points = [(step, 0.13 + 5e-5 * step, 0.9 - 5e-5 * step + rise(step, 0.0)) for step in steps]
+            noisy = [(step, x, y + rng.normal(0.0, 0.005)) for step, x, y in points]
+            curve = [[run, step, 0, x, *[0.5] * 5, y, *[0.3] * 5] for step, x, y in noisy]
+            records.add(tmp_path, "curves", records.CURVES, curve)
+            windows = [
+                [run, step, 0, 0.6 - 0.3 * np.sin(step / 700) + rng.normal(0.0, 0.01), *[0.1] * 6]
+                + (
+                    [0.3 * np.sin(step / 700) + rng.normal(0.0, 0.01), step / 4000 + rng.normal(0.0, 0.01)]
+                    if name == "prolonged_graded"
+                    else ["", ""]
+                )
+                for step in range(20, 2001, 20)
+            ]
+            records.add(tmp_path, "training", records.WINDOWS, windows)
+            records.add(tmp_path, "runs", records.RUNS, [[run, name, seed, "prolonged", 2000, 1, 1, "{}"]])
+    prolonged.main()
+    text = (tmp_path / "tables.md").read_text(encoding="utf-8")
+    rows = {line.split(" | ")[0].removeprefix("| "): line.split(" | ") for line in text.splitlines() if " to " in line}
+    assert float(rows["good, last 200 less peak"][1]) < -0.1 and float(rows["better, last 200 less peak"][1]) > 0.05
+    widening = text.split("\n\n")[0].splitlines()
+    assert [line.split(" | ")[0] for line in widening[2:7]] == [f"| {case}" for case in prolonged.CASES]
+    assert float(widening[4].split(" | ")[3].rstrip(" |")) < 0.05 and float(widening[2].split(" | ")[1]) < 0.0
+    assert float(rows["grpo_n, less the first 100"][3].rstrip(" |")) < 0.05
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
