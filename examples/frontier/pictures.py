@@ -139,7 +139,11 @@ def _panels(groups: Mapping[str, object], title: str) -> tuple[Figure, list[Axes
     height = lines * PANEL[1] + 0.5
     figure = new_figure(COLUMNS * PANEL[0], height)
     grid = figure.add_gridspec(lines, COLUMNS)
-    panels = [figure.add_subplot(grid[index // COLUMNS, index % COLUMNS]) for index in range(len(groups))]
+    panels: list[Axes] = []
+    for index in range(len(groups)):
+        # Panels share their limits, so that they can be compared.
+        shared = {"sharex": panels[0], "sharey": panels[0]} if panels else {}
+        panels.append(figure.add_subplot(grid[index // COLUMNS, index % COLUMNS], **shared))
     for axes in panels:
         dress(axes)
     figure.subplots_adjust(left=0.05, right=0.99, bottom=0.3 / height, top=1 - 0.75 / height, hspace=0.35, wspace=0.25)
