@@ -22,6 +22,14 @@ from megasharp.evals.frontier import Values
 CLAIMS = Path(__file__).parent / "claims"
 METRICS = ("pass@1", "pass@16", "pass@64", "pass@256", "distinct_correct")
 COLUMNS = ("case", "against", "suite", "temperature", "metric", "seeds", "value", "difference", "low", "high")
+# Runs of the frontier study at the same rate and with the same seeds, and what they are called here.
+SHARED = {
+    "grpo-lr5e-05": "claim_grpo",
+    "casp-alpha0.3-lr5e-05": "claim_casp",
+    "iac-alpha0.5-lr5e-05": "claim_iac-alpha0.5",
+    "entropy_bonus-coefficient0.003-lr5e-05": "claim_bonus-coefficient0.003",
+    "kl-coefficient0.01-lr5e-05": "claim_grpo_kl-coefficient0.01",
+}
 # A case's reference is that of the longest prefix.
 REFERENCES = {
     "claim_": "claim_grpo",
@@ -85,10 +93,19 @@ def differences() -> Iterator[tuple[object, ...]]:
 
 def recorded() -> dict[Setup, dict[str, Mapping[str, str]]]:
     """Return the lines of `counts.csv` by what was measured and by their runs, `countdown_test` first."""
+    lines = [*table("counts", CLAIMS), *shared()]
     found: dict[Setup, dict[str, Mapping[str, str]]] = {}
-    for line in sorted(table("counts", CLAIMS), key=lambda line: (line["suite"] != TEST, line["suite"], line["run"])):
+    for line in sorted(lines, key=lambda line: (line["suite"] != TEST, line["suite"], line["run"])):
         found.setdefault(Setup(line["suite"], line["temperature"]), {})[line["run"]] = line
     return found
+
+
+def shared() -> Iterator[Mapping[str, str]]:
+    """Yield the lines of the frontier study's runs that are references here, under the names they have here."""
+    for line in table("counts"):
+        row, _, seed = line["run"].rpartition("_s")
+        if row in SHARED:
+            yield {**line, "run": f"{SHARED[row]}_s{seed}"}
 
 
 def reference(case: str) -> str:

@@ -27,7 +27,7 @@ METRICS = ("pass@1", PRIMARY, "pass@64")
 # Those that stratified.md tests; the others are described.
 TESTED = ("bonus-coefficient0.01", "bonus-coefficient0.03", "penalty-coefficient0.01")
 CHANGES = ("solutions", "method", "metric", "seeds", "value", "change", "low", "high")
-CONTRASTS = ("method", "metric", "contrast", "low", "high", "p", "holm")
+CONTRASTS = ("method", "metric", "difference", "low", "high", "p", "holm")
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,10 +40,22 @@ class FrontierCheck(Section):
     sign: Literal["above", "below"] = "above"
 
 
+class MeasuredCheck(Section):
+    """A measured difference of an example's CSV file, and the sign that the claim gives it.
+
+    `row` has the values of the columns that tell the row. Its interval decides, or Holm's p-value where it has one.
+    """
+
+    file: str
+    row: dict[str, str] = Field(min_length=1)
+    sign: Literal["above", "below"] = "above"
+
+
 class PaperClaim(Section):
     """One claim of a paper.
 
-    `verdict` is written by hand where nothing computes it, and held against `study` and `frontier` where they do.
+    `verdict` is written by hand where nothing computes it, and held against `study`, `frontier` and `measured` where
+    they do.
     """
 
     id: str = Field(pattern=r"^[a-z]+-[A-Za-z0-9._-]+$")
@@ -55,6 +67,7 @@ class PaperClaim(Section):
     evidence: str = ""
     study: StudyCheck | None = None
     frontier: FrontierCheck | None = None
+    measured: list[MeasuredCheck] = []
 
     @field_validator("verdict")
     @classmethod

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from megasharp.studies.scoreboard.claims import PAPERS, VERDICTS, Paper, read_paper
-from megasharp.studies.scoreboard.verdicts import Frontier, computed, read_frontier, study_names
+from megasharp.studies.scoreboard.verdicts import Measured, computed, read_measured, study_names
 from megasharp.studies.study import Claim
 
 HEAD = """# The papers' claims, on trial
@@ -36,11 +36,14 @@ folder are run files of [configs/algo/paper](../configs/algo/paper/README.md).
 """
 
 
-def scoreboard(studies: Mapping[str, Sequence[Claim]], distances: Path) -> str:
-    """Return the page as Markdown. Raises UserError where a run contradicts a verdict."""
+def scoreboard(studies: Mapping[str, Sequence[Claim]], root: Path | None) -> str:
+    """Return the page as Markdown, with figures that the repository at `root` has, if there is one.
+
+    Raises UserError where a run contradicts a verdict.
+    """
     papers = [read_paper(name) for name in PAPERS]
-    frontier = read_frontier(distances)
-    return "\n".join([HEAD, *_counts(papers), *(line for paper in papers for line in _table(paper, studies, frontier))])
+    measured = None if root is None else read_measured(root, papers)
+    return "\n".join([HEAD, *_counts(papers), *(line for paper in papers for line in _table(paper, studies, measured))])
 
 
 def needed_studies() -> list[str]:
@@ -59,7 +62,7 @@ def _counts(papers: Sequence[Paper]) -> list[str]:
     return [*lines, f"| claims | {' | '.join(map(str, totals))} | {sum(totals)} |", ""]
 
 
-def _table(paper: Paper, studies: Mapping[str, Sequence[Claim]], frontier: Frontier) -> list[str]:
+def _table(paper: Paper, studies: Mapping[str, Sequence[Claim]], measured: Measured | None) -> list[str]:
     lines = [
         f"## {paper.paper}: {paper.title}",
         "",
@@ -67,7 +70,7 @@ def _table(paper: Paper, studies: Mapping[str, Sequence[Claim]], frontier: Front
         "|---|---|---|---|---|---|",
     ]
     for claim in paper.claims:
-        figures = "<br>".join(text for text in (claim.evidence, *computed(claim, studies, frontier)) if text)
+        figures = "<br>".join(text for text in (claim.evidence, *computed(claim, studies, measured)) if text)
         cells = [f'<a id="{claim.id}"></a>{claim.place}', claim.claim, claim.kind, claim.test]
         cells += [f"**{claim.verdict}**", figures]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")

@@ -1,4 +1,4 @@
-"""Verdicts of the scoreboard, held against the claims of the studies and the tests of the frontier study.
+"""Verdicts of the scoreboard, held against the claims of the studies, the frontier study, and other measured figures.
 
 A verdict that a run contradicts is a mistake of the claims' file: the run tells which, and nothing is written.
 """
@@ -20,6 +20,8 @@ ALLOWED = {
     Outcome.PARTLY: ("holds where", "does not hold here"),
     Outcome.DIFFERS: ("holds where", "does not hold here"),
 }
+DISTANCES = Path("examples/frontier/results/distances.csv")
+LEVEL = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +32,44 @@ class FrontierTest:
     figures: str
 
 
-# By method and metric; None where there is no study to read.
-Frontier = Mapping[tuple[str, str], FrontierTest] | None
+# By method and metric.
+Frontier = Mapping[tuple[str, str], FrontierTest]
+Lines = Sequence[Mapping[str, str]]
 
 
-def read_frontier(path: Path) -> Frontier:
-    """Read distances.csv of the frontier study, by method and metric; None where there is no such file."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What examples have measured: the frontier study's tests, and the lines of CSV files by their paths."""
+
+    frontier: Frontier
+    files: Mapping[str, Lines]
+
+
+def read_measured(root: Path, papers: Iterable[Paper]) -> Measured:
+    """Read the files that claims name, in the repository `root`; one that is not there has no lines."""
+    paths = {check.file for paper in papers for claim in paper.claims for check in claim.measured}
+    return Measured(read_frontier(_lines(root / DISTANCES)), {path: _lines(root / path) for path in sorted(paths)})
+
+
+def _lines(path: Path) -> Lines:
     if not path.is_file():
-        return None
-    found: dict[tuple[str, str], FrontierTest] = {}
+        return ()
     with path.open(encoding="utf-8", newline="") as lines:
-        for line in csv.DictReader(lines):
-            distance, low, high = (float(line[key]) for key in ("distance", "low", "high"))
-            figures = (
-                f"{line['setting']}: {line['metric']} {distance:+.3f} [{low:+.3f}, {high:+.3f}] from GRPO's line at "
-                f"pass@1 {float(line['pass@1']):.3f}, {line['seeds']} seeds"
-            )
-            if line["holm"]:
-                figures += f", Holm's p {float(line['holm']):.2g}"
-            found[line["method"], line["metric"]] = FrontierTest(line["verdict"], figures)
+        return list(csv.DictReader(lines))
+
+
+def read_frontier(lines: Lines) -> Frontier:
+    """Return the tests in the lines of distances.csv, by method and metric."""
+    found: dict[tuple[str, str], FrontierTest] = {}
+    for line in lines:
+        distance, low, high = (float(line[key]) for key in ("distance", "low", "high"))
+        figures = (
+            f"{line['setting']}: {line['metric']} {distance:+.3f} [{low:+.3f}, {high:+.3f}] from GRPO's line at "
+            f"pass@1 {float(line['pass@1']):.3f}, {line['seeds']} seeds"
+        )
+        if line["holm"]:
+            figures += f", Holm's p {float(line['holm']):.2g}"
+        found[line["method"], line["metric"]] = FrontierTest(line["verdict"], figures)
     return found
 
 
@@ -57,8 +78,8 @@ def study_names(papers: Iterable[Paper]) -> list[str]:
     return list(dict.fromkeys(claim.study.name for paper in papers for claim in paper.claims if claim.study))
 
 
-def computed(claim: PaperClaim, studies: Mapping[str, Sequence[Claim]], frontier: Frontier) -> list[str]:
-    """Return what computes a claim, as lines of evidence.
+def computed(claim: PaperClaim, studies: Mapping[str, Sequence[Claim]], measured: Measured | None) -> list[str]:
+    """Return what computes a claim, as lines of evidence; without `measured` its studies alone do.
 
     Raises:
         UserError: the study has no such claim, or a run contradicts the verdict.
@@ -75,14 +96,47 @@ def computed(claim: PaperClaim, studies: Mapping[str, Sequence[Claim]], frontier
         if claim.word not in ALLOWED[outcome]:
             _refuse(claim, f"toy {claim.study.name} says {outcome}: {'; '.join(one.ours for one in ours)}")
         found += [f"{one.statement}: {one.ours}" if len(ours) > 1 else one.ours for one in ours]
-    if claim.frontier is not None and frontier is not None:
-        test = frontier.get((claim.frontier.method, claim.frontier.metric))
+    if claim.frontier is not None and measured is not None:
+        test = measured.frontier.get((claim.frontier.method, claim.frontier.metric))
         allowed = "being measured" if test is None else _frontier_word(test.verdict, claim.frontier.sign)
         if claim.word != allowed:
             _refuse(claim, f"the frontier study says {allowed}" + ("" if test is None else f": {test.figures}"))
         if test is not None:
             found.append(test.figures)
+    if claim.measured and measured is not None:
+        found += _held_to_figures(claim, measured.files)
     return found
+
+
+def _held_to_figures(claim: PaperClaim, files: Mapping[str, Lines]) -> list[str]:
+    """Hold a verdict against its measured differences; return them, a line each."""
+    outcomes, figures = set[str](), list[str]()
+    for check in claim.measured:
+        rows = [line for line in files[check.file] if check.row.items() <= line.items()]
+        if len(rows) != 1:
+            raise UserError(f"{claim.id}: {check.file} has {len(rows)} rows with {check.row}, not one")
+        difference, low, high = (float(rows[0][key]) for key in ("difference", "low", "high"))
+        holm = rows[0].get("holm")
+        shown = float(holm) <= LEVEL if holm else low > 0.0 or high < 0.0
+        outcomes.add(
+            "open" if not shown else "as claimed" if (difference > 0.0) == (check.sign == "above") else "contrary"
+        )
+        against = f" less {rows[0]['against']}" if "against" in rows[0] else ""
+        name = " ".join(value for key, value in check.row.items() if key != "against")
+        figures.append(f"{name}{against}: {difference:+.3f} [{low:+.3f}, {high:+.3f}]")
+    allowed = _measured_words(outcomes)
+    if claim.word not in allowed:
+        _refuse(claim, f"its measured differences allow {' or '.join(allowed)}: {'; '.join(figures)}")
+    return figures
+
+
+def _measured_words(outcomes: set[str]) -> tuple[str, ...]:
+    """The verdicts on a claim whose differences are as claimed, contrary to it, or open (zero is within)."""
+    if outcomes == {"open"}:
+        return ("not shown here",)
+    if outcomes == {"as claimed"}:
+        return ("holds", "holds where")
+    return ("holds where", "does not hold here") if "as claimed" in outcomes else ("does not hold here",)
 
 
 def _frontier_word(verdict: str, sign: str) -> str:

@@ -8,15 +8,20 @@ from pathlib import Path
 import pytest
 
 from megasharp.common.errors import UserError
-from megasharp.studies.scoreboard.claims import PAPERS, FrontierCheck, PaperClaim, StudyCheck, read_paper
+from megasharp.studies.scoreboard.claims import PAPERS, FrontierCheck, MeasuredCheck, PaperClaim, StudyCheck, read_paper
 from megasharp.studies.scoreboard.page import scoreboard
-from megasharp.studies.scoreboard.verdicts import FrontierTest, computed, read_frontier
+from megasharp.studies.scoreboard.verdicts import DISTANCES, FrontierTest, Measured, computed, read_measured
 from megasharp.studies.study import Claim, Outcome
 
 REPOSITORY = Path(__file__).parents[3]
 
 
-def of(verdict: str, study: StudyCheck | None = None, frontier: FrontierCheck | None = None) -> PaperClaim:
+def of(
+    verdict: str,
+    study: StudyCheck | None = None,
+    frontier: FrontierCheck | None = None,
+    measured: list[MeasuredCheck] | None = None,
+) -> PaperClaim:
     return PaperClaim(
         id="iac-x",
         place="§1",
@@ -27,6 +32,7 @@ def of(verdict: str, study: StudyCheck | None = None, frontier: FrontierCheck | 
         evidence="wet",
         study=study,
         frontier=frontier,
+        measured=measured or [],
     )
 
 
@@ -81,27 +87,62 @@ def test_a_statement_that_no_study_makes_is_an_error() -> None:
 
 
 def test_the_frontier_study_decides_what_it_tested(tmp_path: Path) -> None:
-    path = tmp_path / "distances.csv"
+    path = tmp_path / DISTANCES
+    path.parent.mkdir(parents=True)
     path.write_text(
         "method,setting,seeds,metric,pass@1,value,distance,low,high,p,holm,verdict,beyond\n"
         'casp,"casp-alpha0.1, 5e-05",8,pass@256,0.25,0.9,0.04,0.01,0.07,0.002,0.012,confirmed,False\n'
         'iac,"iac-alpha2, 5e-05",8,pass@256,0.25,0.9,0.01,-0.02,0.04,0.3,0.6,not shown,False\n'
     )
-    frontier = read_frontier(path)
-    assert frontier is not None
-    assert frontier["casp", "pass@256"] == FrontierTest(
+    found = read_measured(tmp_path, [])
+    assert found.frontier["casp", "pass@256"] == FrontierTest(
         "confirmed",
         "casp-alpha0.1, 5e-05: pass@256 +0.040 [+0.010, +0.070] from GRPO's line at pass@1 0.250, 8 seeds, "
         "Holm's p 0.012",
     )
-    assert len(computed(of("holds", frontier=FrontierCheck(method="casp")), {}, frontier)) == 1
-    assert computed(of("not shown here", frontier=FrontierCheck(method="iac")), {}, frontier)
-    assert computed(of("being measured", frontier=FrontierCheck(method="dlc")), {}, frontier) == []
-    assert read_frontier(tmp_path / "none.csv") is None
+    assert len(computed(of("holds", frontier=FrontierCheck(method="casp")), {}, found)) == 1
+    assert computed(of("not shown here", frontier=FrontierCheck(method="iac")), {}, found)
+    assert computed(of("being measured", frontier=FrontierCheck(method="dlc")), {}, found) == []
+    assert read_measured(tmp_path / "none", []) == Measured({}, {})
     for verdict, method, sign in (("holds", "iac", "above"), ("holds", "dlc", "above"), ("holds", "casp", "below")):
         check = FrontierCheck.model_validate({"method": method, "sign": sign})
         with pytest.raises(UserError, match="the frontier study says"):
-            computed(of(verdict, frontier=check), {}, frontier)
+            computed(of(verdict, frontier=check), {}, found)
+
+
+ROWS = {
+    "wetter": {"difference": "0.05", "low": "0.01", "high": "0.09"},
+    "drier": {"difference": "-0.05", "low": "-0.09", "high": "-0.01"},
+    "alike": {"difference": "0.01", "low": "-0.02", "high": "0.04"},
+    "corrected": {"difference": "0.05", "low": "0.01", "high": "0.09", "holm": "0.12"},
+}
+
+
+@pytest.mark.parametrize(
+    ("cases", "verdicts"),
+    [
+        (["wetter"], {"holds", "holds where it is wet"}),
+        (["alike"], {"not shown here"}),
+        (["corrected"], {"not shown here"}),
+        (["drier", "alike"], {"does not hold here"}),
+        (["wetter", "alike"], {"holds where it is wet", "does not hold here"}),
+        (["wetter", "drier"], {"holds where it is wet", "does not hold here"}),
+    ],
+)
+def test_measured_differences_decide_what_a_verdict_may_be(cases: list[str], verdicts: set[str]) -> None:
+    """Intervals decide, or Holm's p-value where a row has one."""
+    lines = [{"case": case, "against": "plain", **row} for case, row in ROWS.items()]
+    found = Measured({}, {"rain.csv": lines})
+    checks = [MeasuredCheck(file="rain.csv", row={"case": case}) for case in cases]
+    for verdict in ("holds", "holds where it is wet", "not shown here", "does not hold here"):
+        if verdict in verdicts:
+            assert computed(of(verdict, measured=checks), {}, found)[0].startswith(f"{cases[0]} less plain: ")
+        else:
+            with pytest.raises(UserError, match="its measured differences allow"):
+                computed(of(verdict, measured=checks), {}, found)
+    with pytest.raises(UserError, match=r"has 0 rows with \{'case': 'snow'\}, not one"):
+        snow = MeasuredCheck(file="rain.csv", row={"case": "snow"})
+        computed(of("holds", measured=[snow]), {}, found)
 
 
 def test_the_page_has_every_claim_with_its_verdict() -> None:
@@ -113,7 +154,7 @@ def test_the_page_has_every_claim_with_its_verdict() -> None:
             outcome = Outcome.REPRODUCED if claim.word == "holds" else Outcome.DIFFERS
             assert claim.study is not None
             studies.setdefault(claim.study.name, []).append(Claim(claim.place, statement, "", "ours", outcome))
-    lines = scoreboard(studies, Path("nowhere.csv")).splitlines()
+    lines = scoreboard(studies, None).splitlines()
     for claim in claims:
         (line,) = (line for line in lines if f'<a id="{claim.id}"></a>' in line)
         assert f"**{claim.verdict}**" in line
