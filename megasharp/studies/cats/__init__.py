@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from megasharp.studies.cats.claims import draw, judge
 from megasharp.studies.cats.criterion import criterion_claims, criterion_table, run_criteria
-from megasharp.studies.cats.drift import drift_table
+from megasharp.studies.cats.drift import drift_by_success, drift_table
 from megasharp.studies.cats.experiments import PLAIN, run_all, tabulate, train
 from megasharp.studies.cats.negatives import negatives_claims, negatives_table, run_negatives
 from megasharp.studies.cats.variance import variance_claim, variance_table
@@ -29,7 +29,8 @@ def run(options: Options) -> Findings:
     """Train every setting for `options.seeds` seeds (128 by default)."""
     seeds = range(options.seed, options.seed + (options.seeds or SEEDS))
     results, criteria, effects, noise = run_all(seeds), run_criteria(seeds), run_negatives(seeds), variance_table()
-    tables = (*tabulate(results), criterion_table(criteria), negatives_table(effects), noise, drift_table())
+    drifts = (drift_table(), drift_by_success())
+    tables = (*tabulate(results), criterion_table(criteria), negatives_table(effects), noise, *drifts)
     more = (*criterion_claims(criteria), *negatives_claims(effects), variance_claim(noise))
     figure = draw(results, train(PLAIN, seeds))
     return Findings(f"{len(seeds)} seeds. {SETTINGS}", tables, (*judge(results), *more), figure)

@@ -10,8 +10,9 @@ raises each other label by its probability. Normalised advantages have a+ N = -a
 
     1/G E_N[ B (w (s_cat - s_persian) / S + (1 - w) (p_cat - p_persian)) ]
 
-- DLC makes the first term small or negative. It also makes B larger: B ~ sqrt(S (1 - S)), and a flatter sampler is
-  wrong more often. Where it does not even out both labels (mu below 1, or a memory that lags), B may outweigh that.
+- DLC makes the first term small or negative. It also changes B ~ sqrt(S (1 - S)), as a flatter sampler is wrong more
+  often: B grows where S is near 1 and falls below 1/2. Near 1, where mu does not even out both labels, it outweighs the
+  first effect (`drift_by_success`).
 - IAC shrinks DLC's term by w and lets in the second one, which always favours the leader. With even samples it is all
   there is: IAC with DLC then collapses in expectation, DLC alone does not.
 - Raw rewards have a- = 0. Then even samples leave -w N (p_cat - p_persian), which favours the weaker label: IAC with
@@ -39,6 +40,10 @@ from megasharp.studies.study import Cell, Table
 # A policy that favours Cat three to one and is right nine times in ten.
 LEADING = np.array([0.675, 0.05, 0.225, 0.05])
 MUS = (0.0, 0.25, 0.5, 1.0)
+# Shares of correct samples, and how strongly Cat leads Persian, for the second table.
+SUCCESSES = (0.1, 0.3, 0.5, 0.7, 0.9, 0.99)
+ODDS = (1.5, 3.0, 9.0)
+LITTLE = 0.2
 
 
 def drift(policy_V: Floats, sampler_V: Floats, estimator: Estimator, alpha: float, group_size: int) -> float:
@@ -74,3 +79,24 @@ def drift_table() -> Table:
         "equal to the policy (positive: the leader gains)"
     )
     return Table("drift", title, ("estimator", "advantages", *(f"DLC mu {mu:g}" for mu in MUS)), tuple(lines))
+
+
+def drift_by_success() -> Table:
+    """Tabulate what a little DLC makes of the drift of normalised advantages, by success and by the leader's odds."""
+    lines: list[tuple[Cell, ...]] = []
+    for success in SUCCESSES:
+        ratios = []
+        for odds in ODDS:
+            share = odds / (1.0 + odds)
+            policy_V = np.full(LEADING.size, (1.0 - success) / (LEADING.size - len(CORRECT)))
+            policy_V[CAT], policy_V[PERSIAN] = success * share, success * (1.0 - share)
+            plain, calibrated = (
+                drift(policy_V, calibrated_sampler(policy_V, mu), "normalised", 0.0, GROUP_SIZE) for mu in (0.0, LITTLE)
+            )
+            ratios.append(calibrated / plain)
+        lines.append((success, *ratios))
+    title = (
+        f"drift with DLC at mu {LITTLE:g} over the drift without, normalised advantages, G={GROUP_SIZE}, by the share "
+        "of correct samples and the odds of Cat over Persian (above 1: DLC speeds the collapse up)"
+    )
+    return Table("drift_by_success", title, ("correct", *(f"odds {odds:g}" for odds in ODDS)), tuple(lines))

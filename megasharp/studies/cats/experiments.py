@@ -186,6 +186,7 @@ GROUP_SIZE = 8
 LONG_STEPS = 5000
 # Collapse: one of the two correct labels holds more than this.
 COLLAPSED = 0.95
+EARLY = 20
 
 # One row of the big table each: optimizer and learning rate. The first is the main one.
 OPTIMIZERS = (
@@ -227,13 +228,15 @@ BASES: Mapping[str, Setting] = {
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
     """`collapse_step_R`: first step past COLLAPSED, infinite where there is none. `dominance_RT`: the larger of the two
-    correct labels' share of both. `cat_wins_R`: 1 for seeds that end on Cat. `siamese_R`: probability of Siamese on the
-    held-out input after training, by similarity.
+    correct labels' share of both. `cat_wins_R`: 1 for seeds that end on Cat. `early_leader_wins_R`: 1 for seeds that
+    end on the label that led after EARLY steps. `siamese_R`: probability of Siamese on the held-out input after
+    training, by similarity.
     """
 
     collapse_step_R: Floats
     dominance_RT: Floats
     cat_wins_R: Floats
+    early_leader_wins_R: Floats
     siamese_R: Mapping[str, Floats]
 
     @property
@@ -314,11 +317,12 @@ def measure(trajectory: Trajectory) -> Result:
     larger_RT = correct_RTV.max(axis=-1)
     past_RT = larger_RT > COLLAPSED
     collapse_step_R = np.where(past_RT.any(axis=1), past_RT.argmax(axis=1), np.inf)
-    end_RV = trajectory.policy_RTV[:, -1]
+    leads_RT = trajectory.policy_RTV[:, :, CAT] > trajectory.policy_RTV[:, :, PERSIAN]
     return Result(
         collapse_step_R=collapse_step_R,
         dominance_RT=larger_RT / correct_RTV.sum(axis=-1),
-        cat_wins_R=(end_RV[:, CAT] > end_RV[:, PERSIAN]).astype(np.float64),
+        cat_wins_R=leads_RT[:, -1].astype(np.float64),
+        early_leader_wins_R=(leads_RT[:, EARLY] == leads_RT[:, -1]).astype(np.float64),
         siamese_R={name: trajectory.held_out(shift)[:, SIAMESE] for name, shift in SHIFTS.items()},
     )
 

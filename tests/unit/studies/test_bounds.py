@@ -108,6 +108,25 @@ def test_theorem_3_4_and_its_ratio_on_a_uniform_kernel() -> None:
     assert c.uniform_suppression_ratio(*map(np.asarray, (0.5, 4.0, 3.0, 1.0))) == pytest.approx(2.0)
 
 
+def test_the_ratio_grows_with_the_modes_share_and_with_self_alignment() -> None:
+    """Corollary 3.2's first two bullets, at every group size and share; and footnote 3.
+
+    With gradient correlations between two values of rho the seen bound takes the smaller and the unseen one the larger,
+    so that the ratio is only scaled.
+    """
+    share, alignment = np.meshgrid(np.linspace(0.05, 1.0, 20), np.linspace(1.1, 50.0, 20), indexing="ij")
+    for group in (2.0, 8.0, 64.0):
+        ratio = c.uniform_suppression_ratio(share, alignment, np.asarray(group), np.asarray(1.0))
+        assert (np.diff(ratio, axis=0) > 0.0).all() and (np.diff(ratio, axis=1) > 0.0).all()
+    kernel = c.uniform_kernel(np.asarray(3.0), np.asarray(1.0), 4)
+    bounds, shift, seen = c.entry_bounds(kernel), np.array([0.4, 0.3, 0.2, 0.1]), np.array([True, False, False, False])
+    lower, upper = (c.seen_lower_bound(bounds, shift, seen, rho) for rho in np.array([0.2, 0.5]))
+    assert lower / upper == pytest.approx(0.4)
+    assert c.unseen_upper_bound(bounds, shift, np.asarray(0.5)) == pytest.approx(
+        2.5 * c.unseen_upper_bound(bounds, shift, np.asarray(0.2))
+    )
+
+
 def test_case_1_counterexample() -> None:
     """a = 2, b = 1, G = 2, shifts (1, .1): duals (.633, -.267); cross-alignment (1, 0) <= b moves .633 > 1.1 / 3."""
     a, b, shift = np.asarray(2.0), np.asarray(1.0), np.array([1.0, 0.1])

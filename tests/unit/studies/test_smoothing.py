@@ -49,6 +49,19 @@ def test_equation_19_for_a_bonus_on_all() -> None:
     assert logit_gradient(policy, 1, 0, 0, float(GAMMA)) < 1e-15
 
 
+def test_a_bonus_on_all_responses_is_an_entropy_term() -> None:
+    """Appendix B.3: the policy gradient of the reward r - gamma log pi is that of E[r] + gamma H, exactly."""
+    logits = torch.randn(7, dtype=torch.float64, generator=torch.Generator().manual_seed(3), requires_grad=True)
+    reward, gamma = torch.arange(7.0, dtype=torch.float64) % 2, 0.3
+    logp = logits.log_softmax(-1)
+    policy = logp.exp()
+    regularised = (policy * reward).sum() - gamma * (policy * logp).sum()
+    (expected,) = torch.autograd.grad(regularised, logits, retain_graph=True)
+    score = (policy.detach() * (reward - gamma * logp.detach()) * logp).sum()
+    (found,) = torch.autograd.grad(score, logits)
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-15)
+
+
 def test_equation_19_two_sided_round_trip() -> None:
     exponent, other = BETA / (BETA + GAMMA), BETA / (BETA - NEGATIVE)
     policy = p.on_policy_optimum(BASE, CORRECT, BETA, GAMMA, NEGATIVE)
