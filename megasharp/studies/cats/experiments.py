@@ -322,7 +322,7 @@ def measure(trajectory: Trajectory) -> Result:
         collapse_step_R=collapse_step_R,
         dominance_RT=larger_RT / correct_RTV.sum(axis=-1),
         cat_wins_R=leads_RT[:, -1].astype(np.float64),
-        early_leader_wins_R=(leads_RT[:, EARLY] == leads_RT[:, -1]).astype(np.float64),
+        early_leader_wins_R=(leads_RT[:, : EARLY + 1][:, -1] == leads_RT[:, -1]).astype(np.float64),
         siamese_R={name: trajectory.held_out(shift)[:, SIAMESE] for name, shift in SHIFTS.items()},
     )
 
