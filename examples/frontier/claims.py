@@ -29,16 +29,20 @@ SHARED = {
     "iac-alpha0.5-lr5e-05": "claim_iac-alpha0.5",
     "entropy_bonus-coefficient0.003-lr5e-05": "claim_bonus-coefficient0.003",
     "kl-coefficient0.01-lr5e-05": "claim_grpo_kl-coefficient0.01",
+    "gspo_3e-3-lr5e-05": "claim_gspo",
+    "passk_training-k3-lr5e-05": "claim_passk_training-k3",
+    "ds_sequence_0.03-lr5e-05": "claim_ds_sequence",
+    "dlc-mu0.1-memory1x-lr5e-05": "claim_dlc",
 }
 # A case's reference is that of the longest prefix.
 REFERENCES = {
     "claim_": "claim_grpo",
     "claim_casp_": "claim_casp",
     "claim_ds_": "claim_ds",
-    "claim_ds_temperature-temperature0.8": "claim_grpo_temperature-temperature0.8",
     "claim_ds_temperature-temperature1.2": "claim_grpo_temperature-temperature1.2",
-    "claim_ds_kl-coefficient0.01": "claim_grpo_kl-coefficient0.01",
     "claim_ds_kl-coefficient0.03": "claim_grpo_kl-coefficient0.03",
+    "claim_ds_sequence": "claim_grpo",
+    "claim_gspo_n": "claim_gspo",
     "claim_related_": UNTRAINED,
     "claim_heat_": "claim_heat_grpo",
 }
@@ -46,11 +50,13 @@ REFERENCES = {
 ALSO = (
     ("claim_ds", "claim_ds_positive"),
     ("claim_ds", "claim_ds_negative"),
-    *(("claim_ds", f"claim_bonus-coefficient{value}") for value in ("0.003", "0.01", "0.03")),
-    *(("claim_ds", f"claim_penalty-coefficient{value}") for value in ("0.003", "0.01", "0.03")),
+    *(("claim_ds", f"claim_bonus-coefficient{value}") for value in ("0.003", "0.01")),
+    *(("claim_ds", f"claim_penalty-coefficient{value}") for value in ("0.003", "0.01")),
+    ("claim_ds", "claim_unlikeliness-beta0.25"),
+    *((case, "claim_casp") for case in ("claim_nsr", "claim_w_reinforce", "claim_kl_cov", "claim_passk_training-k3")),
     ("claim_casp_without_positive", "claim_grpo"),
     ("claim_casp_without_negative", "claim_grpo"),
-    *((f"claim_casp_quantile-quantile{value}", "claim_grpo") for value in ("0", "0.4", "0.6")),
+    *((f"claim_casp_quantile-quantile{value}", "claim_grpo") for value in ("0", "0.4")),
     ("claim_filter", "claim_iac-alpha1"),
 )
 
