@@ -2,8 +2,9 @@
 
     python examples/frontier/claims.py
 
-Each case is held against its reference by runs of the same seeds, with intervals over seeds and problems. Nothing is
-corrected for the number of rows: three seeds describe. docs/claims.md is made from it.
+Each case is held against its reference by runs of the same seeds, with intervals over seeds and problems; entropy and
+Lambda(1), means over the last 40 steps of training, with t intervals over seeds. Nothing is corrected for the number of
+rows: three seeds describe. docs/claims.md is made from it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import csv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
-from records import TEST, UNTRAINED, table, values
+from records import TEST, UNTRAINED, t_test, table, values
 
 from megasharp.evals.crossed import crossed
 from megasharp.evals.frontier import Values
@@ -22,6 +24,8 @@ from megasharp.evals.frontier import Values
 CLAIMS = Path(__file__).parent / "claims"
 METRICS = ("pass@1", "pass@16", "pass@64", "pass@256", "distinct_correct")
 COLUMNS = ("case", "against", "suite", "temperature", "metric", "seeds", "value", "difference", "low", "high")
+LAST_TUNING_SEED = 12
+EARLY = ("40", "80")
 # Runs of the frontier study at the same rate and with the same seeds, and what they are called here.
 SHARED = {
     "grpo-lr5e-05": "claim_grpo",
@@ -72,7 +76,7 @@ class Setup:
 def main() -> None:
     """Write the table."""
     with (CLAIMS / "differences.csv").open("w", encoding="utf-8", newline="") as lines:
-        csv.writer(lines, lineterminator="\n").writerows([COLUMNS, *differences()])
+        csv.writer(lines, lineterminator="\n").writerows([COLUMNS, *differences(), *in_training(), *stopped_early()])
 
 
 def differences() -> Iterator[tuple[object, ...]]:
@@ -82,11 +86,7 @@ def differences() -> Iterator[tuple[object, ...]]:
         for run, line in lines.items():
             case, _, seed = run.rpartition("_s")
             by_case.setdefault(case, {})[seed] = line
-        pairs = [*((case, reference(case)) for case in by_case), *ALSO]
-        for case, other in pairs:
-            seeds = sorted(by_case.get(case, {}).keys() & by_case.get(other, {}).keys())
-            if case == other or len(seeds) < 2:
-                continue
+        for case, other, seeds in pairs(by_case):
             for metric in METRICS:
                 own_RP, other_RP = (_metric(by_case[each], seeds, metric) for each in (case, other))
                 found = crossed(other_RP, own_RP, paired=True)
@@ -97,20 +97,64 @@ def differences() -> Iterator[tuple[object, ...]]:
                 yield *head, *(f"{number:.5f}" for number in numbers)
 
 
+def pairs(by_case: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield each case with what it is held against, and the seeds that both have, if these are at least two."""
+    for case, other in [*((case, reference(case)) for case in by_case), *ALSO]:
+        seeds = sorted(by_case.get(case, {}).keys() & by_case.get(other, {}).keys())
+        if case != other and len(seeds) > 1:
+            yield case, other, seeds
+
+
+def in_training() -> Iterator[tuple[object, ...]]:
+    """Yield lines as `differences` does for metrics of training; `suite` is "training"."""
+    windows: dict[str, dict[str, list[Mapping[str, str]]]] = {}
+    for line in [*table("training", CLAIMS), *shared("training")]:
+        case, _, seed = line["run"].rpartition("_s")
+        windows.setdefault(case, {}).setdefault(seed, []).append(line)
+    for case, other, seeds in pairs(windows):
+        for metric in ("entropy", "lambda_1"):
+            own_R, other_R = (
+                np.array([fmean(float(line[metric]) for line in windows[each][seed][-2:]) for seed in seeds])
+                for each in (case, other)
+            )
+            yield _t_line((case, other, "training", ""), metric, own_R, other_R)
+
+
+def stopped_early() -> Iterator[tuple[object, ...]]:
+    """Yield lines for GRPO at 5e-5 after fewer steps, against its last, on the development problems."""
+    by_seed: dict[str, list[Mapping[str, str]]] = {}
+    for line in table("curves"):
+        row, _, seed = line["run"].rpartition("_s")
+        if row == "grpo-lr5e-05" and int(seed) > LAST_TUNING_SEED:
+            by_seed.setdefault(seed, []).append(line)
+    for step in EARLY if by_seed else ():
+        for metric in ("pass@1", "pass@64"):
+            early = [next(float(line[metric]) for line in lines if line["step"] == step) for lines in by_seed.values()]
+            last = [float(lines[-1][metric]) for lines in by_seed.values()]
+            head = (f"claim_grpo at step {step}", "claim_grpo", "countdown_dev", "1.0")
+            yield _t_line(head, metric, np.array(early), np.array(last))
+
+
+def _t_line(head: tuple[str, ...], metric: str, own_R: Values, other_R: Values) -> tuple[object, ...]:
+    difference, half, _ = t_test(own_R - other_R)
+    numbers = (own_R.mean(), difference, difference - half, difference + half)
+    return *head, metric, len(own_R), *(f"{number:.5f}" for number in numbers)
+
+
 def recorded() -> dict[Setup, dict[str, Mapping[str, str]]]:
     """Return the lines of `counts.csv` by what was measured and by their runs, `countdown_test` first."""
-    lines = [*table("counts", CLAIMS), *shared()]
+    lines = [*table("counts", CLAIMS), *shared("counts")]
     found: dict[Setup, dict[str, Mapping[str, str]]] = {}
     for line in sorted(lines, key=lambda line: (line["suite"] != TEST, line["suite"], line["run"])):
         found.setdefault(Setup(line["suite"], line["temperature"]), {})[line["run"]] = line
     return found
 
 
-def shared() -> Iterator[Mapping[str, str]]:
-    """Yield the lines of the frontier study's runs that are references here, under the names they have here."""
-    for line in table("counts"):
+def shared(name: str) -> Iterator[Mapping[str, str]]:
+    """Yield a table's lines of the frontier study's runs that are references here, under the names they have here."""
+    for line in table(name):
         row, _, seed = line["run"].rpartition("_s")
-        if row in SHARED:
+        if row in SHARED and int(seed) > LAST_TUNING_SEED:
             yield {**line, "run": f"{SHARED[row]}_s{seed}"}
 
 

@@ -6,14 +6,13 @@ python examples/frontier/prolonged.py
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import sqrt
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from records import TEST, UNTRAINED, WINDOW, counts, table, values
+from records import TEST, UNTRAINED, WINDOW, counts, t_test, table, values
 
-from megasharp.evals.crossed import Crossed, adjusted, crossed, t_quantile, t_tail
+from megasharp.evals.crossed import Crossed, adjusted, crossed
 from megasharp.evals.frontier import Values, area_above
 from megasharp.reporting.style import COLOURS, INK, MUTED, dress, new_figure, save_figure
 
@@ -64,14 +63,6 @@ def _training(case: str, seeds: Sequence[str]) -> Series:
         .mean(axis=2)
         for key in known
     }
-
-
-def t_test(values_R: Values) -> tuple[float, float, float]:
-    """Return the mean over seeds, the half-width of its t interval, and the p-value."""
-    freedom, error = len(values_R) - 1, float(values_R.std(ddof=1)) / sqrt(len(values_R))
-    mean = float(values_R.mean())
-    p = float(t_tail(np.array([abs(mean) / error]), freedom)[0])
-    return mean, float(t_quantile(np.asarray(0.05), freedom)) * error, p
 
 
 def _t_rows(rows: Mapping[str, Values], head: str) -> str:

@@ -11,11 +11,13 @@ import csv
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 
+from megasharp.evals.crossed import t_quantile, t_tail
 from megasharp.evals.estimators import pass_at_k
 from megasharp.evals.frontier import MethodRuns, Values
 
@@ -120,6 +122,14 @@ def values(lines: Sequence[Mapping[str, str]], metric: str) -> Values:
         samples = int(line["samples"])
         rows.append([pass_at_k(samples, int(count), k) for count in line["correct"].split()])
     return np.array(rows)
+
+
+def t_test(values_R: Values) -> tuple[float, float, float]:
+    """Return the mean over seeds, the half-width of its t interval, and the p-value."""
+    freedom, error = len(values_R) - 1, float(values_R.std(ddof=1)) / sqrt(len(values_R))
+    mean = float(values_R.mean())
+    p = float(t_tail(np.array([abs(mean) / error]), freedom)[0])
+    return mean, float(t_quantile(np.asarray(0.05), freedom)) * error, p
 
 
 def table(name: str, folder: Path = RESULTS) -> list[dict[str, str]]:

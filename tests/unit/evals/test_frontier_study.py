@@ -165,11 +165,11 @@ def test_a_case_is_held_against_its_own_reference(
         for case, level in levels.items():
             for temperature in (0.6, 1.0):
                 counts = " ".join(map(str, made_up(rng, level, 1.0, hardness_P).tolist()))
-                head = [f"{case}_s{seed}", records.TEST, temperature, 256, 1000]
+                head = [f"{case}_s{seed + 101}", records.TEST, temperature, 256, 1000]
                 records.add(tmp_path / "claims", "counts", records.COUNTS, [[*head, counts, counts]])
         # GRPO's runs are those of the frontier study.
         counts = " ".join(map(str, made_up(rng, -2.0, 1.0, hardness_P).tolist()))
-        head = [f"grpo-lr5e-05_s{seed}", records.TEST, 1.0, 256, 1000]
+        head = [f"grpo-lr5e-05_s{seed + 101}", records.TEST, 1.0, 256, 1000]
         records.add(tmp_path, "counts", records.COUNTS, [[*head, counts, counts]])
     claims.main()
     with (tmp_path / "claims" / "differences.csv").open(encoding="utf-8") as lines:
