@@ -12,7 +12,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from records import RESULTS, TEST, UNTRAINED, Run, counts, method_of, read_runs, tested
+from records import RESULTS, TEST, UNTRAINED, Run, counts, method_of, rate_name, read_runs, tested
 
 from megasharp.evals.crossed import adjusted
 from megasharp.evals.frontier import Distance, MethodRuns, distance
@@ -75,7 +75,7 @@ def distances(runs: Sequence[Run], metric: str) -> list[Tested]:
         own = tested(setting, [names[seed] for seed in seeds], metric)
         one = distance(own, line) if len(line) > 1 else None
         if one is not None:
-            shown = f"{setting}, {rate:g}"
+            shown = f"{setting}, {rate_name(rate)}"
             found.append(Tested(method_of(setting), shown, len(seeds), metric, own.point[1], one))
     return corrected(found) if metric == PRIMARY else found
 
@@ -85,7 +85,7 @@ def _line_of_grpo(
 ) -> list[MethodRuns]:
     """The untrained model and GRPO's rates, those that all of `seeds` have."""
     sides = [(UNTRAINED, {seed: f"{UNTRAINED}_s{seed}" for seed in seeds})]
-    sides += [(f"{rate:g}", dict(names)) for (setting, rate), names in by_setting.items() if setting == "grpo"]
+    sides += [(rate_name(rate), dict(names)) for (setting, rate), names in by_setting.items() if setting == "grpo"]
     return [
         tested(name, [names[seed] for seed in seeds], metric)
         for name, names in sides

@@ -17,7 +17,7 @@ import numpy as np
 from confirm import SEEDS
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from records import RESULTS, TEST, UNTRAINED, Run, counts, read_runs, tested, untrained_point
+from records import RESULTS, TEST, UNTRAINED, Run, counts, rate_name, read_runs, tested, untrained_point
 
 from megasharp.evals.frontier import Values, upper_hull
 from megasharp.reporting.style import COLOURS, INK, MUTED, PAPER, dress, new_figure, save_figure
@@ -49,7 +49,7 @@ def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Return runs by setting and rate, GRPO first."""
     found: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: (run.method != "grpo", run.setting, run.rate, run.seed)):
-        found.setdefault(f"{run.setting} {run.rate:g}", []).append(run)
+        found.setdefault(f"{run.setting} {rate_name(run.rate)}", []).append(run)
     return found
 
 
@@ -69,6 +69,10 @@ def frontier(runs: Sequence[Run]) -> Figure:
     dress(axes)
     line = upper_hull([(x, y) for name, (x, y, *_) in points.items() if name == UNTRAINED or name.startswith("grpo ")])
     axes.plot(*zip(*line, strict=True), color=GREY, linewidth=1.4, zorder=2)
+    # Each vertex of the line is a side's mean: one standard error of its pass@256.
+    error = {(x, y): y_error for x, y, _, y_error in points.values()}
+    low, high = ([y + sign * error[x, y] for x, y in line] for sign in (-1.0, 1.0))
+    axes.fill_between([x for x, _ in line], low, high, color=GREY, alpha=0.15, linewidth=0, zorder=1)
     for index, (name, (x, y, x_error, y_error)) in enumerate(points.items()):
         baseline = name == UNTRAINED or name.startswith("grpo ")
         colour = GREY if baseline else COLOURS[1 + index % (len(COLOURS) - 1)]
@@ -119,11 +123,13 @@ def curves(runs: Sequence[Run]) -> Figure:
 def by_tokens(runs: Sequence[Run]) -> Figure:
     """Draw pass@1 and pass@64 by sampled tokens, GRPO at the middle rate behind each."""
     groups = {name: each for name, each in grouped(runs).items() if len(each) > 1}
-    figure, panels = _panels(groups, "pass@1 (below) and pass@64 (above) by sampled tokens; grey: GRPO at 5e-5")
+    figure, panels = _panels(
+        groups, "pass@1 (below) and pass@64 (above) by thousands of sampled tokens; grey: GRPO at 5e-5"
+    )
     for axes, (name, each) in zip(panels, groups.items(), strict=True):
         for metric in ("pass@1", "pass@64"):
-            if "grpo 5e-05" in groups:
-                cloud = trajectory(groups["grpo 5e-05"], "tokens", metric)
+            if "grpo 5e-5" in groups:
+                cloud = trajectory(groups["grpo 5e-5"], "tokens", metric)
                 axes.plot(cloud.x / 1000, cloud.y, color=GREY, linewidth=1.0)
             cloud = trajectory(each, "tokens", metric)
             axes.plot(cloud.x / 1000, cloud.y, color=COLOURS[2], linewidth=1.6)

@@ -87,6 +87,11 @@ def read_runs() -> list[Run]:
     return found
 
 
+def rate_name(rate: float) -> str:
+    """Format a learning rate as one writes it: 2.5e-5, 1e-4."""
+    return f"{rate:.1e}".replace(".0e", "e").replace("e-0", "e-")
+
+
 def method_of(setting: str) -> str:
     """Return the method that a setting's name begins with, the longest one: dapo_iac is not dapo."""
     return max((each for each in METHODS if setting.startswith(each)), key=len)
