@@ -81,7 +81,7 @@ def test_eight_seeds_are_tested_and_three_described(study: dict[str, ModuleType]
     assert holm == pytest.approx(list(adjusted(p_values)), rel=1e-3)
     assert found["casp", "pass@256"]["verdict"] in ("confirmed", "contradicted", "not shown")
     assert found["kl", "pass@256"]["verdict"] == found["casp", "pass@16"]["verdict"] == "described"
-    assert "| `casp-alpha0.3, 2.5e-05` | 8 |" in (tmp_path / "confirmed.md").read_text()
+    assert "| `casp-alpha0.3, 2.5e-5` | 8 |" in (tmp_path / "confirmed.md").read_text()
 
 
 def test_a_run_that_was_cut_off_while_recorded_leaves_nothing(study: dict[str, ModuleType], tmp_path: Path) -> None:
