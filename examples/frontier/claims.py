@@ -12,17 +12,20 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from math import sqrt
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from records import TEST, UNTRAINED, t_test, table, values
+from records import TEST, UNTRAINED, counts, t_test, table, values
 
 from megasharp.evals.crossed import crossed
 from megasharp.evals.frontier import Values
 
 CLAIMS = Path(__file__).parent / "claims"
 METRICS = ("pass@1", "pass@16", "pass@64", "pass@256", "distinct_correct")
+EASY = "pass@1, easy"
 COLUMNS = ("case", "against", "suite", "temperature", "metric", "seeds", "value", "difference", "low", "high")
 LAST_TUNING_SEED = 12
 EARLY = ("40", "80")
@@ -76,7 +79,9 @@ class Setup:
 def main() -> None:
     """Write the table."""
     with (CLAIMS / "differences.csv").open("w", encoding="utf-8", newline="") as lines:
-        csv.writer(lines, lineterminator="\n").writerows([COLUMNS, *differences(), *in_training(), *stopped_early()])
+        csv.writer(lines, lineterminator="\n").writerows(
+            [COLUMNS, *differences(), *in_training(), *stopped_early(), *link()]
+        )
 
 
 def differences() -> Iterator[tuple[object, ...]]:
@@ -87,7 +92,7 @@ def differences() -> Iterator[tuple[object, ...]]:
             case, _, seed = run.rpartition("_s")
             by_case.setdefault(case, {})[seed] = line
         for case, other, seeds in pairs(by_case):
-            for metric in METRICS:
+            for metric in METRICS if setup.suite != TEST else (*METRICS, EASY):
                 own_RP, other_RP = (_metric(by_case[each], seeds, metric) for each in (case, other))
                 found = crossed(other_RP, own_RP, paired=True)
                 assert found is not None
@@ -135,6 +140,28 @@ def stopped_early() -> Iterator[tuple[object, ...]]:
             yield _t_line(head, metric, np.array(early), np.array(last))
 
 
+def link() -> Iterator[tuple[object, ...]]:
+    """Yield the correlation of distinct next tokens in training with the gain from more samples.
+
+    `difference` is Pearson's coefficient of the means of settings, with Fisher's interval.
+    """
+    lines = {**counts(TEST), **counts(TEST, folder=CLAIMS)}
+    distinct: dict[str, list[float]] = {}
+    for window in [*table("training"), *table("training", CLAIMS)]:
+        distinct.setdefault(window["run"], []).append(float(window["distinct_next"]))
+    by_case: dict[str, list[tuple[float, float]]] = {}
+    for run in distinct.keys() & lines.keys():
+        gain = float(values([lines[run]], "pass@256").mean() - values([lines[run]], "pass@16").mean())
+        by_case.setdefault(run.rpartition("_s")[0], []).append((fmean(distinct[run][-2:]), gain))
+    points = np.array([np.mean(each, axis=0) for each in by_case.values()])
+    if len(points) > 3:
+        found = float(np.corrcoef(points.T)[0, 1])
+        low, high = np.tanh(np.arctanh(found) + np.array([-1.96, 1.96]) / sqrt(len(points) - 3))
+        numbers = (points[:, 1].mean(), found, low, high)
+        head = ("distinct_next", "pass@256 less pass@16", TEST, "1.0", "correlation", len(points))
+        yield *head, *(f"{number:.5f}" for number in numbers)
+
+
 def _t_line(head: tuple[str, ...], metric: str, own_R: Values, other_R: Values) -> tuple[object, ...]:
     difference, half, _ = t_test(own_R - other_R)
     numbers = (own_R.mean(), difference, difference - half, difference + half)
@@ -165,7 +192,16 @@ def reference(case: str) -> str:
 
 
 def _metric(by_seed: Mapping[str, Mapping[str, str]], seeds: list[str], metric: str) -> Values:
-    return np.concatenate([values([by_seed[seed]], metric) for seed in seeds])
+    found_RP = np.concatenate([values([by_seed[seed]], metric.partition(",")[0]) for seed in seeds])
+    return found_RP[:, easy_problems()] if metric == EASY else found_RP
+
+
+@lru_cache(maxsize=1)
+def easy_problems() -> tuple[int, ...]:
+    """Return the test problems, a quarter of them, that the untrained model solves most often."""
+    lines = [line for run, line in counts(TEST).items() if run.startswith(UNTRAINED)]
+    success_P = values(lines, "pass@1").mean(axis=0)
+    return tuple(np.argsort(-success_P, kind="stable")[: len(success_P) // 4].tolist())
 
 
 if __name__ == "__main__":

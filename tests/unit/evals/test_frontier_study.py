@@ -149,39 +149,54 @@ def test_a_bonus_that_helps_where_solutions_are_many_is_found(
 def test_a_case_is_held_against_its_own_reference(
     study: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CaSP's cases against CaSP, the rest against GRPO, each suite and temperature apart; a known shift is found."""
+    """CaSP's cases against CaSP, the rest against GRPO of the frontier study; known shifts and a link are found."""
     records, claims = study["records"], study["claims"]
     monkeypatch.setattr(claims, "CLAIMS", tmp_path / "claims")
     rng = np.random.default_rng(7)
     hardness_P = rng.normal(size=60)
-    levels = {
-        "claim_heat_grpo": -2.0,
-        "claim_heat_casp": -1.0,
-        "claim_casp": -1.0,
-        "claim_casp_topn-topn1": -1.0,
-        "claim_iac-alpha2": -1.0,
-    }
-    for seed in range(3):
+    levels = {"claim_heat_grpo": -2.0, "claim_heat_casp": -1.0, "claim_casp": -1.0, "claim_casp_topn-topn1": -1.0}
+    levels["claim_iac-alpha2"] = -1.0
+
+    def add(folder: Path, run: str, level: float, temperature: float = 1.0) -> None:
+        correct = made_up(rng, level, 1.0, hardness_P)
+        texts = " ".join(map(str, correct.tolist()))
+        records.add(folder, "counts", records.COUNTS, [[run, records.TEST, temperature, 256, 1000, texts, texts]])
+        if temperature == 1.0 and not run.startswith(records.UNTRAINED):
+            # The fewer problems are out of reach of 16 samples, the more distinct next tokens.
+            gain = float(records.values(records.table("counts", folder)[-1:], "pass@256").mean())
+            noise = rng.normal(0.0, 0.001)
+            means = (0.5 - 0.1 * level + noise, noise - 0.2, -4.0, -5.0, -gain, 1.0, 0.2, "", "")
+            window = [run, 20, 1000, *means]
+            records.add(folder, "training", records.WINDOWS, [window, window])
+
+    for seed in range(101, 104):
+        add(tmp_path, f"{records.UNTRAINED}_s{seed}", -2.0)
+        add(tmp_path, f"grpo-lr5e-05_s{seed}", -2.0)
+        points = [
+            [f"grpo-lr5e-05_s{seed}", step, 1, 0.2 + step * seed / 1e5, *[0.5] * 5, 0.9 - step * seed / 1e6, *[0.1] * 5]
+            for step in (40, 80, 135)
+        ]
+        records.add(tmp_path, "curves", records.CURVES, points)
         for case, level in levels.items():
             for temperature in (0.6, 1.0):
-                counts = " ".join(map(str, made_up(rng, level, 1.0, hardness_P).tolist()))
-                head = [f"{case}_s{seed + 101}", records.TEST, temperature, 256, 1000]
-                records.add(tmp_path / "claims", "counts", records.COUNTS, [[*head, counts, counts]])
-        # GRPO's runs are those of the frontier study.
-        counts = " ".join(map(str, made_up(rng, -2.0, 1.0, hardness_P).tolist()))
-        head = [f"grpo-lr5e-05_s{seed + 101}", records.TEST, 1.0, 256, 1000]
-        records.add(tmp_path, "counts", records.COUNTS, [[*head, counts, counts]])
+                add(tmp_path / "claims", f"{case}_s{seed}", level, temperature)
     claims.main()
     with (tmp_path / "claims" / "differences.csv").open(encoding="utf-8") as lines:
-        found = {
-            (line["case"], line["temperature"]): line for line in csv.DictReader(lines) if line["metric"] == "pass@1"
-        }
-    assert {case for case, _ in found} == set(levels) - {"claim_heat_grpo"}
+        rows = list(csv.DictReader(lines))
+    found = {(line["case"], line["temperature"]): line for line in rows if line["metric"] == "pass@1"}
+    assert {case for case, _ in found} == {*levels, "claim_grpo at step 40", "claim_grpo at step 80"} - {
+        "claim_heat_grpo"
+    }
     assert found["claim_casp_topn-topn1", "1.0"]["against"] == "claim_casp"
-    assert float(found["claim_iac-alpha2", "1.0"]["low"]) > 0.05
-    assert float(found["claim_heat_casp", "0.6"]["low"]) > 0.05
+    assert min(float(found["claim_iac-alpha2", "1.0"]["low"]), float(found["claim_heat_casp", "0.6"]["low"])) > 0.05
     low, high = (float(found["claim_casp_topn-topn1", "0.6"][key]) for key in ("low", "high"))
     assert low < 0.0 < high
+    assert float(found["claim_grpo at step 40", "1.0"]["difference"]) == pytest.approx(-0.0969)
+    entropy = {line["case"]: line for line in rows if line["metric"] == "entropy"}
+    assert float(entropy["claim_casp"]["difference"]) == pytest.approx(-0.1, abs=0.005)
+    easy = {line["case"]: float(line["value"]) for line in rows if line["metric"] == "pass@1, easy"}
+    assert easy["claim_casp"] > float(found["claim_casp", "1.0"]["value"])
+    assert next(line["case"] for line in rows if line["metric"] == "correlation") == "distinct_next"
 
 
 def test_prolonged_runs_that_widen_and_have_two_stages_are_seen(
