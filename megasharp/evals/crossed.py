@@ -23,6 +23,9 @@ least its nominal level for any ratio of the variances, under normality; the sub
 once, and the maximum, so that no component is below zero, are held by simulation (tests, and
 `tools/simulate_intervals.py`, whose table beside other rules is in docs/explanation/intervals.md).
 
+The average of S suites is measured on the same runs but on other problems of each suite: `runs` is the variance of the
+runs' averages, and `problems` and `residual` are the sums of the suites' own over S^2. P is the smallest suite's.
+
 `bold` decides for a whole table: an interval excludes zero after Holm's step-down correction (1979, Scandinavian
 Journal of Statistics 6, 65) over the table's rows.
 """
@@ -37,7 +40,7 @@ from math import lgamma
 import numpy as np
 from numpy.typing import NDArray
 
-from megasharp.evals.estimators import LEVEL, Interval
+from megasharp.evals.estimators import LEVEL, Interval, by_suite
 
 # Float64, of the shape that the name's suffix or the docstring gives.
 Values = NDArray[np.float64]
@@ -118,29 +121,46 @@ def _around(difference: Values, half: Values) -> Interval:
     return Interval(float(difference - half), float(difference + half))
 
 
-def crossed(before_RP: Values, after_RP: Values, *, paired: bool) -> Crossed | None:
+def crossed(before_RP: Values, after_RP: Values, *, paired: bool, sizes: Sequence[int] = ()) -> Crossed | None:
     """Compare two methods by their values of a metric [..., runs, problems], the same problems in both; after - before.
 
-    With `paired` run r of both is of one seed. NaN stands for a problem that a run did not measure: it is filled by the
-    run's and the problem's effects (Yates 1933), so that leaving out a hard problem favours no run. A run without
-    any, and a problem that one side lacks, are left out; leading dimensions (many tables at once) allow no NaN.
-    None where fewer than two runs a side or two problems remain.
+    `sizes` are the numbers of problems of several suites whose means are averaged; empty: one suite. With `paired` run
+    r of both is of one seed. NaN stands for a problem that a run did not measure: it is filled by the run's and the
+    problem's effects (Yates 1933), so that leaving out a hard problem favours no run. A run without any of a suite, and
+    a problem that one side lacks, are left out; leading dimensions (many tables at once) allow no NaN.
+    None where fewer than two runs a side or two problems of a suite remain.
     """
+    suites = list(zip(by_suite(before_RP, sizes), by_suite(after_RP, sizes), strict=True))
     if before_RP.ndim == 2:
-        before_RP, after_RP = _known(before_RP, after_RP, paired)
-    counts, problems = (before_RP.shape[-2], after_RP.shape[-2]), before_RP.shape[-1]
-    if min(counts) < 2 or problems < 2:
+        suites = _known(suites, paired)
+    counts = (suites[0][0].shape[-2], suites[0][1].shape[-2])
+    problems = [before.shape[-1] for before, _ in suites]
+    if min(counts) < 2 or min(problems) < 2:
         return None
-    sides = [_two_way(each) for each in ([after_RP - before_RP] if paired else [before_RP, after_RP])]
-    problem_P = sides[0].problem_P if paired else sides[1].problem_P - sides[0].problem_P
+    tables = [
+        [_two_way(each) for each in ([after - before] if paired else [before, after])] for before, after in suites
+    ]
+    problem_SP = [sides[-1].problem_P - (0.0 if paired else sides[0].problem_P) for sides in tables]
+    run_R = [np.mean([side.run_R for side in of_suites], axis=0) for of_suites in zip(*tables, strict=True)]
     return Crossed(
-        problem_P.mean(axis=-1),
-        tuple((side.run_R.var(axis=-1, ddof=1) / side.runs, side.runs - 1) for side in sides),
-        problem_P.var(axis=-1, ddof=1) / problems,
-        np.sum([side.residual / side.runs for side in sides], axis=0) / problems,
+        np.mean([problem_P.mean(axis=-1) for problem_P in problem_SP], axis=0),
+        tuple((each_R.var(axis=-1, ddof=1) / each_R.shape[-1], each_R.shape[-1] - 1) for each_R in run_R),
+        _of_average([problem_P.var(axis=-1, ddof=1) / problem_P.shape[-1] for problem_P in problem_SP]),
+        _of_average(
+            [
+                np.sum([side.residual / side.runs for side in sides], axis=0) / count
+                for sides, count in zip(tables, problems, strict=True)
+            ]
+        ),
         counts,
-        problems,
+        min(problems),
     )
+
+
+def _of_average(variances: Sequence[Values]) -> Values:
+    """Return the variance of the average of independent parts."""
+    found: Values = np.sum(variances, axis=0) / len(variances) ** 2
+    return found
 
 
 def places_by_seed(seeds: Sequence[int | None], others: Sequence[int | None]) -> list[int] | None:
@@ -154,18 +174,18 @@ def places_by_seed(seeds: Sequence[int | None], others: Sequence[int | None]) ->
     return [others.index(seed) for seed in seeds] if known and len(seeds) != 2 else None
 
 
-def _known(before_RP: Values, after_RP: Values, paired: bool) -> tuple[Values, Values]:
-    """Leave out runs without a value, and problems that one side does not have."""
+def _known(suites: Sequence[tuple[Values, Values]], paired: bool) -> list[tuple[Values, Values]]:
+    """Leave out runs without a value of some suite, and problems that one side does not have."""
     if paired:
         # A pair's problem is known where both of its runs have it.
-        missing_RP = np.isnan(before_RP + after_RP)
-        kept_R = ~missing_RP.all(axis=1)
-        before_RP, after_RP, missing_RP = before_RP[kept_R], after_RP[kept_R], missing_RP[kept_R]
-        kept_P = ~missing_RP.all(axis=0)
-    else:
-        before_RP, after_RP = (each[~np.isnan(each).all(axis=1)] for each in (before_RP, after_RP))
+        suites = [(before + 0.0 * after, after + 0.0 * before) for before, after in suites]
+    measured = [np.all([~np.isnan(pair[side]).all(axis=1) for pair in suites], axis=0) for side in (0, 1)]
+    found = []
+    for pair in suites:
+        before_RP, after_RP = (values_RP[kept_R] for values_RP, kept_R in zip(pair, measured, strict=True))
         kept_P = ~(np.isnan(before_RP).all(axis=0) | np.isnan(after_RP).all(axis=0))
-    return before_RP[:, kept_P], after_RP[:, kept_P]
+        found.append((before_RP[:, kept_P], after_RP[:, kept_P]))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,9 +193,16 @@ def mean_over_runs(values_RP: Values) -> Values:
     return mean_P
 
 
-def means(table: Mapping[str, Values]) -> dict[str, float]:
-    """Average each column [problems] over the problems that have the metric."""
-    return {name: float(np.nanmean(column)) for name, column in table.items()}
+def by_suite(values: Values, sizes: Sequence[int]) -> list[Values]:
+    """Split [..., problems] into the suites that have `sizes` problems, in order; all are of one without sizes."""
+    return np.split(values, np.cumsum(sizes)[:-1], axis=-1) if sizes else [values]
+
+
+def means(table: Mapping[str, Values], sizes: Sequence[int] = ()) -> dict[str, float]:
+    """Average each column [problems] over the problems that have the metric, or over the means of suites of `sizes`."""
+    return {
+        name: float(np.mean([np.nanmean(part) for part in by_suite(column, sizes)])) for name, column in table.items()
+    }
 
 
 def _column(values: Sequence[float | bool | None]) -> Values:

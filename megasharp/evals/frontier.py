@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megasharp.evals.crossed import Crossed, crossed
+from megasharp.evals.estimators import by_suite
 
 # Float64, of the shape that the name's suffix or the docstring gives.
 Values = NDArray[np.float64]
@@ -25,20 +26,28 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class MethodRuns:
-    """A method's runs on the same problems: two metrics, [runs, problems] each, `x_RP` the one that is matched."""
+    """A method's runs on the same problems: two metrics, [runs, problems] each, `x_RP` the one that is matched.
+
+    `sizes` are the numbers of problems of several suites whose means are averaged; empty: one suite.
+    """
 
     name: str
     x_RP: Values
     y_RP: Values
+    sizes: tuple[int, ...] = ()
 
     @property
     def point(self) -> tuple[float, float]:
         """The means of both metrics over runs and problems."""
-        return float(self.x_RP.mean()), float(self.y_RP.mean())
+        return self._mean(self.x_RP), self._mean(self.y_RP)
 
     def scatter(self) -> Values:
         """Return the covariance of both metrics' means between runs, [2, 2]."""
-        return np.cov(self.x_RP.mean(axis=1), self.y_RP.mean(axis=1))
+        parts = (by_suite(each, self.sizes) for each in (self.x_RP, self.y_RP))
+        return np.cov(*(np.mean([part.mean(axis=1) for part in each], axis=0) for each in parts))
+
+    def _mean(self, values_RP: Values) -> float:
+        return float(np.mean([part.mean() for part in by_suite(values_RP, self.sizes)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +137,7 @@ def distance(method: MethodRuns, baseline: Sequence[MethodRuns]) -> Distance | N
     _, first, second, weight = near
     slope, a, b = _rise(first, second), sides[first], sides[second]
     x_RP, y_RP = (weight * one + (1.0 - weight) * other for one, other in ((a.x_RP, b.x_RP), (a.y_RP, b.y_RP)))
-    found = crossed(y_RP + slope * (method.x_RP - x_RP), method.y_RP, paired=True)
+    found = crossed(y_RP + slope * (method.x_RP - x_RP), method.y_RP, paired=True, sizes=method.sizes)
     beyond = method.point[0] > line[-1][0]
     return None if found is None else Distance(method.point[0], (a.name, b.name), weight, slope, beyond, found)
 

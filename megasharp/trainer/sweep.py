@@ -168,8 +168,9 @@ class Sweep:
                 raise UserError(f"{self._file}: {cell.name}: {error}") from None
             results, evals = self._config.results, rows[cell.row].eval
             # A table of what a run will not measure would stay empty.
-            if results.suite is not None and results.suite not in evals.suites:
-                raise UserError(f"{self._file}: results.suite: {results.suite} is none of eval.suites ({evals.suites})")
+            for suite in results.suites:
+                if suite not in evals.suites:
+                    raise UserError(f"{self._file}: results.suite: {suite} is none of eval.suites ({evals.suites})")
             if missing := sorted({*results.k} - {*evals.k}):
                 raise UserError(f"{self._file}: results.k: {missing} is not in eval.k ({evals.k}); add it there")
             self._check_same(cell)

@@ -40,16 +40,16 @@ class CaseConfig(Section):
 
 
 class ResultsConfig(Section):
-    """The content of the table: pass@k of `suite` (or of the runs' only suite), and the rows that it is compared with.
+    """The content of the table: pass@k of `suite`, or the average of several, and the rows that it is compared with.
 
     `before` names a case whose evaluation before its first step is a row of its own, `against` the case from which the
     others' differences are taken, `line` those that draw the line to which others are compared at equal pass@1.
     """
 
-    suite: str | None = Field(
+    suite: str | list[str] | None = Field(
         default=None,
-        description="Suite that the table shows; it must be in eval.suites. null: the only suite that the runs were "
-        "evaluated on.",
+        description="Suite that the table shows, or a list of suites: the average of their means. All must be in "
+        "eval.suites. null: the only suite that the runs were evaluated on.",
     )
     k: list[int] = Field(
         default=[1, 4, 16, 64],
@@ -69,6 +69,11 @@ class ResultsConfig(Section):
         description="Cases of one method at several learning rates. With the row base they draw a line of pass@1 and "
         "pass@k, and a further table has the distance of each other row from it. Empty: no such table.",
     )
+
+    @property
+    def suites(self) -> tuple[str, ...]:
+        """The suites whose means are averaged; empty for the only one of the runs."""
+        return (self.suite,) if isinstance(self.suite, str) else tuple(self.suite or ())
 
 
 class SlurmConfig(JobOptions):

@@ -1,14 +1,14 @@
 """Results of a sweep's finished runs: each row's metrics over its seeds, and minus another row's; table and pictures.
 
-In reading order: a run's evaluation, a row's estimates, and what `megasharp sweep --results` writes of them. Two things
-vary. The problems of a suite and the samples drawn give a row's means 95% intervals, by resampling problems, each with
-its mean over the row's runs; the lowest and the highest run are beside them. Differences between rows are of methods,
-so their intervals are over runs and problems, and those alone decide what is bold (`evals.crossed`).
+In reading order: a row's estimates, and what `megasharp sweep --results` writes of them. Two things vary. The problems
+of a suite and the samples drawn give a row's means 95% intervals, by resampling problems, each with its mean over the
+row's runs; the lowest and the highest run are beside them. Differences between rows are of methods, so their intervals
+are over runs and problems, and those alone decide what is bold (`evals.crossed`). Of several suites the means are
+averaged, as the papers' tables do, and problems vary suite by suite.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,34 +20,17 @@ from numpy.typing import NDArray
 from megasharp.common.errors import UserError
 from megasharp.common.files import completed, write_text
 from megasharp.evals.crossed import Crossed, bold, crossed, places_by_seed
-from megasharp.evals.estimators import Interval, columns_of, mean_intervals, mean_over_runs, means
+from megasharp.evals.estimators import Interval, average_intervals, by_suite, mean_over_runs, means
 from megasharp.evals.frontier import Distance
-from megasharp.evals.result_files import load_result
-from megasharp.reporting.history import RunHistory, read_run
+from megasharp.reporting.history import read_run
 from megasharp.reporting.passk import Banded, plot_frontier, plot_panels
 from megasharp.reporting.sweeps.grid import Cell, SweepConfig
 from megasharp.reporting.sweeps.line import MATCHED, above_line
+from megasharp.reporting.sweeps.measured import MEAN, PASS, Measured, before_row, measured_rows, suites_of
 
-# The mean of pass@k over all k that were measured: one number where a method has to be chosen by all of them.
-MEAN = "pass@k mean"
 _RESAMPLING_SEED = 1
-_PASS = re.compile(r"pass@\d+")
 
 Values = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One run's evaluation after `step`, and the number of tokens it had sampled by then.
-
-    `figures` are [problems] each, as `evals.columns` has them and `MEAN`; NaN where a problem has none.
-    """
-
-    seed: int
-    step: int
-    tokens: int
-    problems: tuple[str, ...]
-    figures: Mapping[str, Values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,31 +71,13 @@ class Row:
     compared: str = ""
 
 
-def measure(history: RunHistory, suite: str, seed: int, *, first: bool = False) -> Measured:
-    """Read a run's last evaluation on `suite`, or with `first` the one before its first step.
-
-    Raises UserError where it has none.
-    """
-    step = 0 if first else history.last_step
-    path = history.folder / "evals" / f"step_{step:06d}" / f"{suite}.json"
-    if not path.is_file():
-        when = "before the first step (eval.at_start)" if first else f"after step {step}"
-        raise UserError(f"{history.folder}: no evaluation on {suite} {when}")
-    result = load_result(path)
-    ks = sorted(result.pass_at_k)
-    problems = tuple(row.id for row in result.rows)
-    figures = columns_of(result.rows, ks, result.seed, problems)
-    figures[MEAN] = np.mean([figures[f"pass@{k}"] for k in ks], axis=0)
-    return Measured(seed, step, 0 if first else history.tokens, problems, figures)
-
-
 def rows(measured: Mapping[str, Sequence[Measured]], against: str | None) -> list[Row]:
     """Make the table's rows, in order, with their differences from the row `against`.
 
     Raises UserError where runs were not measured on the same problems.
     """
     every = [one for runs in measured.values() for one in runs]
-    if any(one.problems != every[0].problems for one in every):
+    if any((one.problems, one.sizes) != (every[0].problems, every[0].sizes) for one in every):
         raise UserError("the sweep's runs were evaluated on different problems: run again those that differ")
     other = measured.get(against, ()) if against is not None else ()
     found = []
@@ -125,7 +90,7 @@ def rows(measured: Mapping[str, Sequence[Measured]], against: str | None) -> lis
             Row(
                 name,
                 tuple(one.seed for one in runs),
-                _estimates(figures),
+                _estimates(figures, runs[0].sizes),
                 _differences(sides) if sides else {},
                 sides.text if sides else "",
             )
@@ -165,35 +130,33 @@ def _differences(sides: _Sides) -> dict[str, Difference]:
         name: tuple(np.stack([one.figures[name] for one in side]) for side in (sides.other, sides.own))
         for name in names
     }
-    over_problems_PF = np.stack(
-        [mean_over_runs(after) - mean_over_runs(before) for before, after in values.values()], axis=1
-    )
+    over_problems = {name: mean_over_runs(after) - mean_over_runs(before) for name, (before, after) in values.items()}
+    sizes = sides.own[0].sizes
     found = {}
-    for name, interval, column_P in zip(
-        names, mean_intervals(over_problems_PF, seed=_RESAMPLING_SEED), over_problems_PF.T, strict=True
-    ):
-        if interval is not None:
-            before, after = values[name]
-            one = crossed(before, after, paired=sides.paired)
-            mean = float(np.nanmean(column_P)) if one is None else float(one.difference)
-            found[name] = Difference(mean, interval, one)
+    for name, interval in _intervals(over_problems, sizes).items():
+        one = crossed(*values[name], paired=sides.paired, sizes=sizes)
+        mean = means({name: over_problems[name]}, sizes)[name] if one is None else float(one.difference)
+        found[name] = Difference(mean, interval, one)
     return found
 
 
-def _estimates(figures: Mapping[str, Sequence[Values]]) -> dict[str, Estimate]:
+def _estimates(figures: Mapping[str, Sequence[Values]], sizes: Sequence[int]) -> dict[str, Estimate]:
     """Estimate metrics by name, [problems] of each run; those that no run has are left out."""
     known = {name: np.stack(values) for name, values in figures.items() if values}
-    if not known:
-        return {}
-    pooled_PF = np.stack([mean_over_runs(values_RP) for values_RP in known.values()], axis=1)
     found = {}
-    for (name, values_RP), interval in zip(
-        known.items(), mean_intervals(pooled_PF, seed=_RESAMPLING_SEED), strict=True
-    ):
-        if interval is not None:
-            runs = mean_over_runs(values_RP.T)
-            found[name] = Estimate(float(np.nanmean(runs)), interval, float(np.min(runs)), float(np.max(runs)))
+    for name, interval in _intervals({name: mean_over_runs(each) for name, each in known.items()}, sizes).items():
+        runs = np.mean([mean_over_runs(part_RP.T) for part_RP in by_suite(known[name], sizes)], axis=0)
+        found[name] = Estimate(float(np.nanmean(runs)), interval, float(np.min(runs)), float(np.max(runs)))
     return found
+
+
+def _intervals(columns: Mapping[str, Values], sizes: Sequence[int]) -> dict[str, Interval]:
+    """Resample the problems of metrics [problems], suite by suite; a metric that a suite lacks is left out."""
+    if not columns:
+        return {}
+    suites = zip(*(by_suite(column_P, sizes) for column_P in columns.values()), strict=True)
+    bounds = average_intervals([np.stack(suite, axis=1) for suite in suites], seed=_RESAMPLING_SEED)
+    return {name: interval for name, interval in zip(columns, bounds, strict=True) if interval is not None}
 
 
 # Metrics beside pass@k where they were measured, and their headings.
@@ -259,7 +222,8 @@ def _column(column: Sequence[Difference | None]) -> list[str]:
 def line_markdown(measured: Mapping[str, Sequence[Measured]], line: Sequence[str], ks: Sequence[int]) -> str:
     """Format the table of distances from the line that rows draw, a column for each k above 1; empty without rows."""
     rows = {name: {one.seed: one.figures for one in runs} for name, runs in measured.items()}
-    columns = {name: above_line(rows, line, name) for name in (f"pass@{k}" for k in ks) if name != MATCHED}
+    sizes = next((one.sizes for runs in measured.values() for one in runs), ())
+    columns = {name: above_line(rows, line, name, sizes) for name in (f"pass@{k}" for k in ks) if name != MATCHED}
     if not columns or not all(columns.values()):
         return ""
     first = next(iter(columns.values()))
@@ -292,7 +256,7 @@ def frame(measured: Mapping[str, Sequence[Measured]]) -> pd.DataFrame:
     """Return a line for each run: its row, seed, steps, tokens, and the mean over problems of every metric."""
     return pd.DataFrame(
         [
-            {"row": name, "seed": one.seed, "step": one.step, "tokens": one.tokens, **means(one.figures)}
+            {"row": name, "seed": one.seed, "step": one.step, "tokens": one.tokens, **one.means()}
             for name, runs in measured.items()
             for one in runs
         ]
@@ -320,73 +284,37 @@ def write_results(
     if not finished:
         raise UserError(f"{config.name}: none of its {len(cells)} runs is finished")
     histories = {cell: read_run(folder) for cell, folder in finished.items()}
-    suite = config.results.suite or _only_suite(next(iter(histories.values())))
-    measured = _measured(config, histories, suite)
-    _check_ks(config, measured)
+    suites = suites_of(config, next(iter(histories.values())))
+    measured = measured_rows(config, histories, suites)
     # The first row of the case that the others are compared with.
     against = next((cell.row for cell in cells if cell.case == config.results.against), None)
     table = rows(measured, against)
     part = "" if len(finished) == len(cells) else f"**Partial: {len(finished)} of {len(cells)} runs are finished.** "
+    averaged = f"average of {len(suites)} suites, " if len(suites) > 1 else ""
     text = (
-        f"{part}{config.name} on {suite}: mean over runs [95% interval over problems]"
+        f"{part}{config.name} on {' + '.join(suites)}: {averaged}mean over runs [95% interval over problems]"
         "<br>lowest to highest run. Entropy in nats.\n\n"
     ) + markdown(table, config.results.k, against)
     if config.results.line:
         of_line = [cell.row for cell in cells if cell.case in config.results.line]
-        line = [name for name in measured if name in {_before(config), *of_line}]
+        line = [name for name in measured if name in {before_row(config), *of_line}]
         text += line_markdown(measured, line, config.results.k)
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "results.md", text)
     with completed(out / "results.csv") as temporary:
         frame(measured).to_csv(temporary, index=False, float_format="%.6g")
-    beside = [name for name in (_before(config), against) if name in measured]
+    beside = [name for name in (before_row(config), against) if name in measured]
     picture = plot_panels({row.name: _banded(row) for row in table}, beside, config.name, out / "pass_at_k.png")
     # The smallest k of the table against the largest.
     ks = min(config.results.k), max(config.results.k)
-    found = {name: [means(run.figures) for run in runs] for name, runs in measured.items()}
+    found = {name: [run.means() for run in runs] for name, runs in measured.items()}
     points = {name: [(one[f"pass@{ks[0]}"], one[f"pass@{ks[1]}"]) for one in each] for name, each in found.items()}
     frontier = plot_frontier(points, ks, config.name, out / "frontier.png")
     return text, [out / "results.md", out / "results.csv", picture, frontier]
 
 
-def _measured(config: SweepConfig, histories: Mapping[Cell, RunHistory], suite: str) -> dict[str, list[Measured]]:
-    """Measure the runs by row, in the sweep's order; the model before training comes first."""
-    found: dict[str, list[Measured]] = {}
-    before = config.results.before
-    if before is not None:
-        first = [measure(run, suite, cell.seed, first=True) for cell, run in histories.items() if cell.case == before]
-        found[_before(config)] = first
-    for cell, run in histories.items():
-        found.setdefault(cell.row, []).append(measure(run, suite, cell.seed))
-    return found
-
-
-def _check_ks(config: SweepConfig, measured: Mapping[str, Sequence[Measured]]) -> None:
-    """Raise UserError where a run was not measured at each k that the table shows."""
-    for runs in measured.values():
-        for one in runs:
-            known = sorted(int(name.removeprefix("pass@")) for name in one.figures if _PASS.fullmatch(name))
-            missing = [str(k) for k in config.results.k if k not in known]
-            if missing:
-                raise UserError(
-                    f"{config.name}: results.k: {', '.join(missing)} was not measured (eval.k); there is "
-                    f"{', '.join(map(str, known))}"
-                )
-
-
-def _before(config: SweepConfig) -> str:
-    return "base" if config.results.before is not None else ""
-
-
-def _only_suite(history: RunHistory) -> str:
-    suites = sorted({path.stem for path in (history.folder / "evals").glob("step_*/*.json")})
-    if len(suites) != 1:
-        raise UserError(f"results.suite: say which; {history.folder} was evaluated on {', '.join(suites) or 'none'}")
-    return suites[0]
-
-
 def _banded(row: Row) -> Banded:
-    found = {int(name.removeprefix("pass@")): row.figures[name] for name in row.figures if _PASS.fullmatch(name)}
+    found = {int(name.removeprefix("pass@")): row.figures[name] for name in row.figures if PASS.fullmatch(name)}
     return Banded(
         {k: estimate.mean for k, estimate in found.items()},
         {k: estimate.interval.low for k, estimate in found.items()},

@@ -92,6 +92,58 @@ def test_the_parts_are_those_of_least_squares_with_and_without_missing_problems(
     assert found.residual == pytest.approx(sum(rest / len(runs) / 8 for runs, _, rest in sides))
 
 
+@pytest.mark.parametrize("paired", [False, True])
+def test_of_several_suites_the_means_are_averaged_on_the_same_runs(paired: bool) -> None:
+    """Each suite by least squares: runs by their averages, problems and residual as independent parts of a half."""
+    rng = np.random.default_rng(4)
+    before, after = rng.normal(size=(3, 12)), rng.normal(size=(3 if paired else 4, 12)) + 0.5
+    before[0, 2] = after[1, 9] = np.nan
+    # A run without any problem of the second suite has no average.
+    lame = np.concatenate([np.ones(8), np.full(4, np.nan)])[None]
+    found = crossed(
+        np.concatenate([before, lame]),
+        np.concatenate([after, after[:1]]) if paired else after,
+        paired=paired,
+        sizes=(8, 4),
+    )
+    assert found is not None and (found.problem_count, found.counts) == (4, (3, 3 if paired else 4))
+    parts = [slice(0, 8), slice(8, 12)]
+    sides = [after - before] if paired else [before, after]
+    fits = [[by_hand(side[:, part]) for side in sides] for part in parts]
+    problems = [fit[-1][1] - (0.0 if paired else fit[0][1]) for fit in fits]
+    assert found.difference == pytest.approx((problems[0].mean() + problems[1].mean()) / 2)
+    assert found.problems == pytest.approx(problems[0].var(ddof=1) / 8 / 4 + problems[1].var(ddof=1) / 4 / 4)
+    for (estimate, freedom), one, other in zip(found.runs, *fits, strict=True):
+        average = (one[0] + other[0]) / 2
+        assert (estimate, freedom) == (pytest.approx(average.var(ddof=1) / len(average)), len(average) - 1)
+    residual = [sum(rest / len(runs) for runs, _, rest in fit) / len(fit[0][1]) for fit in fits]
+    assert found.residual == pytest.approx(sum(residual) / 4)
+
+
+def test_an_average_of_suites_by_hand() -> None:
+    """Differences of 0.1 and 0.3 in the first suite, 0.4 and 0.8 in the second; runs are as far off in both."""
+    off = np.array([-0.1, 0.0, 0.1])[:, None]
+    found = crossed(np.zeros((3, 4)), np.array([0.1, 0.3, 0.4, 0.8]) + off, paired=True, sizes=(2, 2))
+    assert found is not None and found.difference == pytest.approx((0.2 + 0.6) / 2)
+    # Not the sum of two independent parts, which would be a half: one run is off in both suites.
+    assert found.runs == ((pytest.approx(0.01 / 3), 2),)
+    assert found.problems == pytest.approx((0.02 / 2 + 0.08 / 2) / 4)
+    assert found.residual == pytest.approx(0.0, abs=1e-12)
+    one = crossed(np.zeros((3, 4)), np.array([0.1, 0.3, 0.4, 0.8]) + off, paired=True)
+    assert one is not None and one.problems > found.problems
+    assert crossed(np.zeros((3, 4)), np.ones((3, 4)), paired=True, sizes=(3, 1)) is None
+
+
+def test_an_average_holds_zero_as_often_as_it_should() -> None:
+    """Suites of 40 and of 12 problems, on which a run is off by the same; 600 tables."""
+    rng = np.random.default_rng(9)
+    off = rng.normal(0.0, 0.05, (600, 5, 1))
+    suites = [off + rng.normal(0.0, 0.2, (600, 1, size)) + rng.normal(0.0, 0.3, (600, 5, size)) for size in (40, 12)]
+    after = np.concatenate(suites, axis=-1)
+    found = crossed(np.zeros_like(after), after, paired=True, sizes=(40, 12))
+    assert found is not None and 0.005 < (found.p_value() < 0.05).mean() < 0.06
+
+
 def test_over_runs_alone_it_is_welchs_interval() -> None:
     """NIST's example of Welch's degrees of freedom by hand: 2.78 here, so the quantile is that of 2."""
     before = np.array([[1.0, 3.0], [2.0, 4.0], [6.0, 8.0]])

@@ -70,6 +70,22 @@ def test_the_ends_count_by_their_weights() -> None:
     assert float(found.crossed.half_width()) == pytest.approx(0.0, abs=1e-12)
 
 
+def test_points_are_averages_of_suites() -> None:
+    """Two problems in the first suite and four in the second: each suite is half of the average."""
+    rng = np.random.default_rng(5)
+    offs = np.array([-0.01, 0.01])[:, None]
+
+    def side(name: str, small: float, large: float, lift: float = 0.0) -> MethodRuns:
+        x_RP = np.array([small, small, large, large, large, large]) + offs + rng.normal(0.0, 1e-6, (2, 6))
+        return MethodRuns(name, x_RP, 1.0 - x_RP + lift, (2, 4))
+
+    line = [side("base", 0.1, 0.3), side("fast", 0.5, 0.7)]
+    assert line[0].point == (pytest.approx(0.2, abs=1e-5), pytest.approx(0.8, abs=1e-5))
+    found = distance(side("mine", 0.2, 0.6, lift=0.1), line)
+    assert found is not None and found.x == pytest.approx(0.4, abs=1e-5)
+    assert float(found.crossed.difference) == pytest.approx(0.1, abs=1e-5) and found.crossed.problem_count == 2
+
+
 VERTICES = ((0.127, 0.983), (0.234, 0.906), (0.285, 0.859), (0.301, 0.801))
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from megasharp.common.errors import UserError
 from megasharp.evals.crossed import adjusted, crossed
+from megasharp.evals.estimators import average_intervals
 from megasharp.evals.frontier import MethodRuns, distance
 from megasharp.evals.result import EvalSetting, summarize
 from megasharp.evals.result_files import save
@@ -17,16 +18,8 @@ from megasharp.evals.samples import ProblemResult
 from megasharp.reporting.history import read_run
 from megasharp.reporting.sweeps.grid import CaseConfig, Cell, ResultsConfig, SweepConfig
 from megasharp.reporting.sweeps.line import above_line
-from megasharp.reporting.sweeps.results import (
-    MEAN,
-    Measured,
-    frame,
-    line_markdown,
-    markdown,
-    measure,
-    rows,
-    write_results,
-)
+from megasharp.reporting.sweeps.measured import MEAN, Measured, measure
+from megasharp.reporting.sweeps.results import frame, line_markdown, markdown, rows, write_results
 
 N = 4
 KS = (1, 2, 4)
@@ -37,7 +30,7 @@ def problem(name: str, correct: int, samples: int = N) -> ProblemResult:
     return ProblemResult(name, samples, correct, min(correct, 1), wrong, 0, 0, 0, N - samples, 40, 0, None)
 
 
-def run(folder: Path, corrects: Sequence[int], *, step: int = 3, infra: str | None = None) -> Path:
+def run(folder: Path, corrects: Sequence[int], *, step: int = 3, infra: str | None = None, suite: str = "dev") -> Path:
     """A run folder of `step` steps, evaluated after the last one; 100 tokens a step."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(f"name: {folder.name}\nsteps: 3\n")
@@ -46,7 +39,7 @@ def run(folder: Path, corrects: Sequence[int], *, step: int = 3, infra: str | No
     problems = [
         problem(f"p{i}", min(c, 3), 3) if f"p{i}" == infra else problem(f"p{i}", c) for i, c in enumerate(corrects)
     ]
-    result = summarize(problems, EvalSetting("dev", folder.name, step, N, KS, 1.0, 1), seconds=1.0)
+    result = summarize(problems, EvalSetting(suite, folder.name, step, N, KS, 1.0, 1), seconds=1.0)
     save(result, folder / "evals" / f"step_{step:06d}")
     return folder
 
@@ -58,10 +51,10 @@ def pass_2(correct: int) -> float:
 
 def test_means_over_runs_and_their_difference(tmp_path: Path) -> None:
     found = {
-        "plain": [measure(read_run(run(tmp_path / "a", [0, 2, 4])), "dev", 1)],
+        "plain": [measure(read_run(run(tmp_path / "a", [0, 2, 4])), ["dev"], 1)],
         "other": [
-            measure(read_run(run(tmp_path / "b", [1, 2, 4])), "dev", 1),
-            measure(read_run(run(tmp_path / "c", [4, 4, 4])), "dev", 2),
+            measure(read_run(run(tmp_path / "b", [1, 2, 4])), ["dev"], 1),
+            measure(read_run(run(tmp_path / "c", [4, 4, 4])), ["dev"], 2),
         ],
     }
     plain, other = rows(found, "plain")
@@ -81,8 +74,8 @@ def test_means_over_runs_and_their_difference(tmp_path: Path) -> None:
 
 def test_a_problem_that_one_run_left_out_counts_by_the_others(tmp_path: Path) -> None:
     runs = [
-        measure(read_run(run(tmp_path / "a", [0, 4, 4], infra="p0")), "dev", 1),
-        measure(read_run(run(tmp_path / "b", [2, 4, 4])), "dev", 2),
+        measure(read_run(run(tmp_path / "a", [0, 4, 4], infra="p0")), ["dev"], 1),
+        measure(read_run(run(tmp_path / "b", [2, 4, 4])), ["dev"], 2),
     ]
     assert np.isnan(runs[0].figures["pass@1"][0])
     (row,) = rows({"a": runs}, None)
@@ -90,8 +83,8 @@ def test_a_problem_that_one_run_left_out_counts_by_the_others(tmp_path: Path) ->
 
 
 def test_runs_on_other_problems_are_refused(tmp_path: Path) -> None:
-    one = measure(read_run(run(tmp_path / "a", [0, 1])), "dev", 1)
-    two = measure(read_run(run(tmp_path / "b", [0, 1, 2])), "dev", 1)
+    one = measure(read_run(run(tmp_path / "a", [0, 1])), ["dev"], 1)
+    two = measure(read_run(run(tmp_path / "b", [0, 1, 2])), ["dev"], 1)
     with pytest.raises(UserError, match="different problems"):
         rows({"a": [one], "b": [two]}, None)
 
@@ -99,14 +92,14 @@ def test_runs_on_other_problems_are_refused(tmp_path: Path) -> None:
 def test_a_run_without_the_evaluation_is_named(tmp_path: Path) -> None:
     history = read_run(run(tmp_path / "a", [0, 1]))
     with pytest.raises(UserError, match=r"no evaluation on dev before the first step \(eval.at_start\)"):
-        measure(history, "dev", 1, first=True)
+        measure(history, ["dev"], 1, first=True)
     with pytest.raises(UserError, match="no evaluation on test after step 3"):
-        measure(history, "test", 1)
+        measure(history, ["test"], 1)
 
 
 def some(folder: Path, name: str, counts: dict[int, list[int]]) -> list[Measured]:
     """The runs of a row by seed."""
-    return [measure(read_run(run(folder / f"{name}{seed}", each)), "dev", seed) for seed, each in counts.items()]
+    return [measure(read_run(run(folder / f"{name}{seed}", each)), ["dev"], seed) for seed, each in counts.items()]
 
 
 def test_differences_are_crossed_and_bold_by_one_rule(tmp_path: Path) -> None:
@@ -202,6 +195,44 @@ def test_rows_are_compared_at_equal_pass_at_1(tmp_path: Path) -> None:
     assert f"| `mine` | 2 | {cell}" in text.replace("**", "") and "<br>`base` to `fast`" in text
     assert "| `weak` | 2 |  |  |" in text and "| `alone` | 1 |  |  |" in text
     assert line_markdown(found, [*found], [1, 2]) == line_markdown(found, line, [1]) == ""
+
+
+def test_several_suites_are_averaged_with_equal_weight(tmp_path: Path) -> None:
+    """Suites of 16 and of 8 problems: pass@1 of a half and of nothing is a quarter, not a third."""
+    half, none, some_of_it = [0, 4, 2, 2] * 4, [0] * 8, [4, 0, 0, 0] * 2
+    found: dict[str, list[Measured]] = {}
+    for name, small in (("plain", none), ("other", some_of_it)):
+        for seed in (1, 2, 3):
+            folder = run(run(tmp_path / f"{name}{seed}", half), small, suite="test")
+            found.setdefault(name, []).append(measure(read_run(folder), ["dev", "test"], seed))
+    one = found["plain"][0]
+    assert one.sizes == (16, 8) and len(one.problems) == 24
+    assert one.means()["pass@1"] == pytest.approx(0.25) and one.means()["pass@4"] == pytest.approx(0.375)
+    plain, other = rows(found, "plain")
+    first = plain.figures["pass@1"]
+    assert (first.mean, first.lowest, first.highest) == pytest.approx((0.25, 0.25, 0.25))
+    (expected,) = average_intervals([np.array([[0.0], [1.0], [0.5], [0.5]] * 4), np.zeros((8, 1))], seed=1)
+    assert first.interval == expected
+    moved = other.difference["pass@1"].crossed
+    assert moved is not None and float(moved.difference) == pytest.approx(0.125) and moved.problem_count == 8
+    # The first suite does not differ; the second's problems differ by 1 and 0, 0, 0: 3/14 over 8, and a quarter of it.
+    assert float(moved.problems) == pytest.approx(3 / 14 / 8 / 4)
+    assert list(frame(found)["pass@1"]) == pytest.approx([0.25] * 3 + [0.375] * 3)
+    found["plain"][0] = measure(read_run(tmp_path / "plain1"), ["test", "dev"], 1)
+    with pytest.raises(UserError, match="different problems"):
+        rows(found, None)
+
+
+def test_the_table_names_the_suites_that_it_averages(tmp_path: Path) -> None:
+    results = ResultsConfig(suite=["dev", "test"], k=[1, 4])
+    config = SweepConfig(name="study", run="run.yaml", cases={"plain": CaseConfig()}, results=results)
+    cell = Cell("plain_s1", "plain", "plain", 1, {})
+    folder = run(run(tmp_path / "plain_s1", [0, 4]), [0, 0, 0, 0], suite="test")
+    text, _ = write_results(config, [cell], {cell: folder}, tmp_path / "out")
+    assert text.startswith("study on dev + test: average of 2 suites, mean over runs") and "| 0.250 [" in text
+    only = config.model_copy(update={"results": ResultsConfig(k=[1, 4])})
+    with pytest.raises(UserError, match=r"results.suite: say which; .* was evaluated on dev, test"):
+        write_results(only, [cell], {cell: folder}, tmp_path / "out")
 
 
 def test_a_part_of_the_runs_is_told_and_written(tmp_path: Path) -> None:
