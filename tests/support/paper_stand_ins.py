@@ -35,6 +35,14 @@ STAND_INS = {
     "paper_two_stage": StandIn("qwen2", "qwen", 4096, "math_train.jsonl"),
 }
 
+# Sweeps over one factor.
+ABLATIONS = {
+    "casp_table4": STAND_INS["paper_casp"],
+    "iac_table5": STAND_INS["paper_iac"],
+    "ds_ablations": StandIn("qwen2", "qwen", 32768, "countdown_3to4.jsonl"),
+    "entropy_control": StandIn("qwen2", "qwen", 32768, "countdown_3to4.jsonl"),
+}
+
 
 def sweep_file(name: str) -> Path:
     """Return the sweep's file."""
@@ -49,7 +57,7 @@ def rows_of(name: str) -> list[str]:
 
 def prepare(name: str, here: Path) -> list[str]:
     """Write what the sweep needs into the folder `here`, to start it in; return the overrides that name it."""
-    one, file = STAND_INS[name], sweep_file(name)
+    one, file = (STAND_INS | ABLATIONS)[name], sweep_file(name)
     runs = [run_of(cell.tree, file) for cell in cells(load_sweep(file), file)]
     _write_suites(here, {suite for run in runs for suite in run.eval.suites})
     for seed, network in enumerate(("policy", "memory")):
@@ -74,6 +82,7 @@ def _write_suites(folder: Path, names: set[str]) -> None:
     """Write suites of these names that read two rows of this repository's, found before those that ship."""
     (folder / "configs" / "task").mkdir(parents=True)
     for name in names:
-        kind = re.sub(r"_128$", "", name)
+        # Countdown's test rows begin far behind those of the file here.
+        kind = re.sub(r"_128$|(?<=3to4)_test$", "", name)
         rows = next(ROWS.glob(f"{_SAME_SCHEMA.get(kind, kind)}*"))
         (folder / "configs" / "task" / f"{name}.yaml").write_text(f"set: {kind}\npath: {rows}\nlimit: 2\n")
