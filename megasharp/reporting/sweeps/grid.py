@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, field_validator
 
 from megasharp.common.errors import UserError
 from megasharp.common.section import Section
@@ -69,6 +69,13 @@ class ResultsConfig(Section):
         description="Cases of one method at several learning rates. With the row base they draw a line of pass@1 and "
         "pass@k, and a further table has the distance of each other row from it. Empty: no such table.",
     )
+
+    @field_validator("suite")
+    @classmethod
+    def _each_once(cls, suite: str | list[str] | None) -> str | list[str] | None:
+        if isinstance(suite, list) and (twice := sorted({name for name in suite if suite.count(name) > 1})):
+            raise ValueError(f"{', '.join(twice)} would count twice in the average")
+        return suite
 
     @property
     def suites(self) -> tuple[str, ...]:

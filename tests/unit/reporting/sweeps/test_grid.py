@@ -90,6 +90,7 @@ def test_dotted_keys_are_tables() -> None:
         ("name: a\nrun: run.yaml\nslurm: {time: 1:00:00}\n", "slurm.time: YAML reads this as a number"),
         ("name: a\nrun: run.yaml\nresults: {against: grpo}\ncases: {b: {}}\n", "no case 'grpo'; cases: b"),
         ("name: a\nrun: run.yaml\nresults: {line: [b, grpo]}\ncases: {b: {}}\n", "line: no case 'grpo'; cases: b"),
+        ("name: a\nrun: run.yaml\nresults: {suite: [x, y, x]}\n", "x would count twice in the average"),
     ],
 )
 def test_mistakes_are_one_line(grid: Path, text: str, words: str) -> None:
