@@ -70,7 +70,7 @@ ALSO = (
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What was measured: the suite, the sampling temperature."""
+    """The suite and the sampling temperature of a measurement."""
 
     suite: str
     temperature: str

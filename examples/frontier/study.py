@@ -35,7 +35,7 @@ Rows = dict[str, tuple[Sequence[str], list[list[object]]]]
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """What last models are measured on: suites and temperatures, with commas between, and samples for each problem."""
+    """Suites and temperatures of the last models' test, with commas between, and samples for each problem."""
 
     suites: str
     temperatures: str

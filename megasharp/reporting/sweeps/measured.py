@@ -1,4 +1,4 @@
-"""What a sweep's runs measured on the suites of its table: each metric problem by problem, and means of the suites'."""
+"""Figures of a sweep's runs on the suites of its table: each metric problem by problem, and means of the suites'."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ error.
 | not shown here | measured, and the interval holds zero |
 | does not hold here | the contrary was shown here, or the paper's own figures contradict it |
 | needs GPUs | about the papers' own models; the run files are ready |
-| being measured | runs of the [frontier study](../examples/frontier/README.md) are planned for it and not all of them done |
+| being measured | runs are planned for it and not all of them done |
 | not tested yet | a laptop could test it, nothing here does |
 | not testable | no statement that a run could contradict |
 

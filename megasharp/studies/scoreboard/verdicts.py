@@ -39,7 +39,7 @@ Lines = Sequence[Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What examples have measured: the frontier study's tests, and the lines of CSV files by their paths."""
+    """Figures of the examples: the frontier study's tests, and the lines of CSV files by their paths."""
 
     frontier: Frontier
     files: Mapping[str, Lines]
@@ -111,6 +111,7 @@ def computed(claim: PaperClaim, studies: Mapping[str, Sequence[Claim]], measured
 def _held_to_figures(claim: PaperClaim, files: Mapping[str, Lines]) -> list[str]:
     """Hold a verdict against its measured differences; return them, a line each."""
     outcomes, figures = set[str](), list[str]()
+    allowed: tuple[str, ...]
     for check in claim.measured:
         rows = [line for line in files[check.file] if check.row.items() <= line.items()]
         if len(rows) != 1:
@@ -124,19 +125,15 @@ def _held_to_figures(claim: PaperClaim, files: Mapping[str, Lines]) -> list[str]
         against = f" less {rows[0]['against']}" if "against" in rows[0] else ""
         name = " ".join(value for key, value in check.row.items() if key != "against")
         figures.append(f"{name}{against}: {difference:+.3f} [{low:+.3f}, {high:+.3f}]")
-    allowed = _measured_words(outcomes)
+    if outcomes == {"open"}:
+        allowed = ("not shown here",)
+    elif outcomes == {"as claimed"}:
+        allowed = ("holds", "holds where")
+    else:
+        allowed = ("holds where", "does not hold here") if "as claimed" in outcomes else ("does not hold here",)
     if claim.word not in allowed:
         _refuse(claim, f"its measured differences allow {' or '.join(allowed)}: {'; '.join(figures)}")
     return figures
-
-
-def _measured_words(outcomes: set[str]) -> tuple[str, ...]:
-    """The verdicts on a claim whose differences are as claimed, contrary to it, or open (zero is within)."""
-    if outcomes == {"open"}:
-        return ("not shown here",)
-    if outcomes == {"as claimed"}:
-        return ("holds", "holds where")
-    return ("holds where", "does not hold here") if "as claimed" in outcomes else ("does not hold here",)
 
 
 def _frontier_word(verdict: str, sign: str) -> str:
