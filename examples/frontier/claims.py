@@ -40,6 +40,9 @@ SHARED = {
     "passk_training-k3-lr5e-05": "claim_passk_training-k3",
     "ds_sequence_0.03-lr5e-05": "claim_ds_sequence",
     "dlc-mu0.1-memory1x-lr5e-05": "claim_dlc",
+    "dapo_iac-alpha1-lr5e-05": "claim_dapo_iac",
+    "dapo_iac_dlc-mu0.05-lr5e-05": "claim_dapo_iac_dlc",
+    UNTRAINED: UNTRAINED,
 }
 # A case's reference is that of the longest prefix.
 REFERENCES = {
@@ -65,6 +68,14 @@ ALSO = (
     ("claim_casp_without_negative", "claim_grpo"),
     *((f"claim_casp_quantile-quantile{value}", "claim_grpo") for value in ("0", "0.4")),
     ("claim_filter", "claim_iac-alpha1"),
+    ("claim_iac-alpha1", "claim_dapo"),
+    ("claim_dapo_iac", "claim_dapo"),
+    ("claim_dapo_iac", "claim_iac-alpha1"),
+    ("claim_dapo_iac_dlc", "claim_dapo_iac"),
+    *(
+        (f"claim_{case}", UNTRAINED)
+        for case in ("grpo", "casp", "ds_sequence", "grpo_n", "gspo_n", "nsr", "w_reinforce")
+    ),
 )
 
 

@@ -183,6 +183,9 @@ def test_a_case_is_held_against_its_own_reference(
     claims.main()
     with (tmp_path / "claims" / "differences.csv").open(encoding="utf-8") as lines:
         rows = list(csv.DictReader(lines))
+    beside_untrained = {line["case"] for line in rows if line["against"] == records.UNTRAINED}
+    assert beside_untrained == {"claim_grpo", "claim_casp"}
+    rows = [line for line in rows if line["against"] != records.UNTRAINED]
     found = {(line["case"], line["temperature"]): line for line in rows if line["metric"] == "pass@1"}
     assert {case for case, _ in found} == {*levels, "claim_grpo at step 40", "claim_grpo at step 80"} - {
         "claim_heat_grpo"
