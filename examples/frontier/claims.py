@@ -91,7 +91,7 @@ def main() -> None:
     """Write the table."""
     with (CLAIMS / "differences.csv").open("w", encoding="utf-8", newline="") as lines:
         csv.writer(lines, lineterminator="\n").writerows(
-            [COLUMNS, *differences(), *in_training(), *stopped_early(), *link()]
+            [COLUMNS, *differences(), *in_training(), *in_evaluations(), *stopped_early(), *link()]
         )
 
 
@@ -127,13 +127,34 @@ def in_training() -> Iterator[tuple[object, ...]]:
     for line in [*table("training", CLAIMS), *shared("training")]:
         case, _, seed = line["run"].rpartition("_s")
         windows.setdefault(case, {}).setdefault(seed, []).append(line)
-    for case, other, seeds in pairs(windows):
-        for metric in ("entropy", "lambda_1"):
-            own_R, other_R = (
-                np.array([fmean(float(line[metric]) for line in windows[each][seed][-2:]) for seed in seeds])
-                for each in (case, other)
-            )
-            yield _t_line((case, other, "training", ""), metric, own_R, other_R)
+    ends = {
+        case: {
+            seed: {metric: fmean(float(line[metric]) for line in lines[-2:]) for metric in ("entropy", "lambda_1")}
+            for seed, lines in by_seed.items()
+        }
+        for case, by_seed in windows.items()
+    }
+    yield from _t_lines(ends, "training", "")
+
+
+def in_evaluations() -> Iterator[tuple[object, ...]]:
+    """Yield lines as `differences` does for entropies and Lambda(1) of the last evaluation, or the first of all."""
+    ends: dict[str, dict[str, dict[str, float]]] = {}
+    for line in [*table("curves", CLAIMS), *shared("curves")]:
+        case, _, seed = line["run"].rpartition("_s")
+        figures = {metric: float(line[metric]) for metric in ("token_entropy", "answer_entropy", "lambda_1", "greedy")}
+        # Later evaluations come later in the file.
+        ends.setdefault(UNTRAINED if line["step"] == "0" else case, {})[seed] = figures
+    yield from _t_lines(ends, "countdown_dev", "1.0")
+
+
+def _t_lines(
+    ends: Mapping[str, Mapping[str, Mapping[str, float]]], suite: str, temperature: str
+) -> Iterator[tuple[object, ...]]:
+    for case, other, seeds in pairs(ends):
+        for metric in ends[case][seeds[0]]:
+            own_R, other_R = (np.array([ends[each][seed][metric] for seed in seeds]) for each in (case, other))
+            yield _t_line((case, other, suite, temperature), metric, own_R, other_R)
 
 
 def stopped_early() -> Iterator[tuple[object, ...]]:
