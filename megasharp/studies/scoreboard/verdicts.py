@@ -122,9 +122,9 @@ def _held_to_figures(claim: PaperClaim, files: Mapping[str, Lines]) -> list[str]
         outcomes.add(
             "open" if not shown else "as claimed" if (difference > 0.0) == (check.sign == "above") else "contrary"
         )
-        against = f" less {rows[0]['against']}" if "against" in rows[0] else ""
-        name = " ".join(value for key, value in check.row.items() if key != "against")
-        figures.append(f"{name}{against}: {difference:+.3f} [{low:+.3f}, {high:+.3f}]")
+        sides = [rows[0][side].removeprefix("claim_") for side in ("case", "against") if side in rows[0]]
+        rest = [value for key, value in check.row.items() if key not in ("case", "against")]
+        figures.append(f"{', '.join([' less '.join(sides), *rest])}: {difference:+.3f} [{low:+.3f}, {high:+.3f}]")
     if outcomes == {"open"}:
         allowed = ("not shown here",)
     elif outcomes == {"as claimed"}:
