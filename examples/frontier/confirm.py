@@ -21,6 +21,9 @@ PRIMARY = "pass@256"
 METRICS = (PRIMARY, "pass@64", "pass@16", "distinct_correct")
 SEEDS = tuple(range(101, 109))
 LEVEL = 0.05
+# The methods of the primary test, and a described one that was followed up by these seeds alone (analysis.md).
+SIX = ("casp", "iac", "dlc", "ds_sequence", "grpo_n", "gspo")
+FOLLOWED = {"passk_training": (104, 105, 106, 107, 108)}
 COLUMNS = (
     *("method", "setting", "seeds", "metric", "pass@1", "value", "distance", "low", "high", "p", "holm", "verdict"),
     "beyond",
@@ -68,15 +71,16 @@ def distances(runs: Sequence[Run], metric: str) -> list[Tested]:
         by_setting.setdefault((run.setting, run.rate), {})[run.seed] = run.name
     found = []
     for (setting, rate), names in by_setting.items():
-        if method_of(setting) == "grpo":
+        method = method_of(setting)
+        if method == "grpo":
             continue
-        seeds = sorted(names)
+        seeds = sorted(FOLLOWED.get(method, ()) & names.keys()) or sorted(names)
         line = _line_of_grpo(by_setting, seeds, metric)
         own = tested(setting, [names[seed] for seed in seeds], metric)
         one = distance(own, line) if len(line) > 1 else None
         if one is not None:
             shown = f"{setting}, {rate_name(rate)}"
-            found.append(Tested(method_of(setting), shown, len(seeds), metric, own.point[1], one))
+            found.append(Tested(method, shown, len(seeds), metric, own.point[1], one))
     return corrected(found) if metric == PRIMARY else found
 
 
@@ -94,15 +98,15 @@ def _line_of_grpo(
 
 
 def corrected(found: Sequence[Tested]) -> list[Tested]:
-    """Correct the p-values of the methods that have all seeds, by Holm."""
-    full = [one.seeds == len(SEEDS) for one in found]
-    p_values = [
-        float(one.found.crossed.p_value()) if all_seeds else None for one, all_seeds in zip(found, full, strict=True)
-    ]
-    holm = adjusted(p_values)
+    """Correct the p-values of the six that have all seeds, by Holm; a follow-up is a test of its own."""
+    p_values = [float(one.found.crossed.p_value()) for one in found]
+    of_the_six = [one.method in SIX and one.seeds == len(SEEDS) for one in found]
+    holm = adjusted([p if six else None for p, six in zip(p_values, of_the_six, strict=True)])
     return [
-        replace(one, corrected=float(p) if all_seeds else None)
-        for one, all_seeds, p in zip(found, full, holm, strict=True)
+        replace(one, corrected=float(corrected_p) if six else p)
+        if six or one.seeds == len(FOLLOWED.get(one.method, ()))
+        else one
+        for one, six, p, corrected_p in zip(found, of_the_six, p_values, holm, strict=True)
     ]
 
 

@@ -61,26 +61,31 @@ def test_eight_seeds_are_tested_and_three_described(study: dict[str, ModuleType]
         record(records, tmp_path, records.UNTRAINED, seed, 0.0, made_up(rng, -2.0, 1.0, hardness_P))
         for rate, spread in ((2.5e-5, 2.0), (5.0e-5, 2.9), (1.0e-4, 3.8)):
             record(records, tmp_path, f"grpo-lr{rate:g}", seed, rate, made_up(rng, -2.2, spread, hardness_P))
-        record(records, tmp_path, "dapo_iac-alpha1", seed, 5.0e-5, made_up(rng, -2.2, 2.4, hardness_P))
+        record(records, tmp_path, "iac-alpha1", seed, 5.0e-5, made_up(rng, -2.2, 2.4, hardness_P))
         record(records, tmp_path, "casp-alpha0.3-lr2.5e-05", seed, 2.5e-5, made_up(rng, -1.5, 2.4, hardness_P))
         if seed < 104:
-            record(records, tmp_path, "kl-coefficient0.1", seed, 5.0e-5, made_up(rng, -2.2, 1.5, hardness_P))
+            record(records, tmp_path, "kl-coefficient0.1", seed, 5.0e-5, made_up(rng, -1.8, 1.5, hardness_P))
+        # Followed up: far above the line with the first seeds, on it with the fresh ones.
+        level, spread = (-2.2, 2.4) if seed > 103 else (-0.5, 1.0)
+        record(records, tmp_path, "passk_training-k3", seed, 5.0e-5, made_up(rng, level, spread, hardness_P))
     confirm.main()
     with (tmp_path / "distances.csv").open(encoding="utf-8") as lines:
         found = {(line["method"], line["metric"]): line for line in csv.DictReader(lines)}
-    assert {method for method, _ in found} == {"dapo_iac", "casp", "kl"}
-    runs = [f"dapo_iac-alpha1_s{seed}" for seed in confirm.SEEDS]
+    assert {method for method, _ in found} == {"iac", "casp", "kl", "passk_training"}
+    runs = [f"iac-alpha1_s{seed}" for seed in confirm.SEEDS]
     names = ("untrained", "grpo-lr2.5e-05", "grpo-lr5e-05", "grpo-lr0.0001")
     line = [records.tested(name, [f"{name}_s{seed}" for seed in confirm.SEEDS], "pass@256") for name in names]
     expected = distance(records.tested("mine", runs, "pass@256"), line)
     assert expected is not None
-    one = found["dapo_iac", "pass@256"]
+    one = found["iac", "pass@256"]
     assert float(one["distance"]) == pytest.approx(float(expected.crossed.difference), abs=1e-5)
-    p_values = [float(found[method, "pass@256"]["p"]) for method in ("dapo_iac", "casp")]
-    holm = [float(found[method, "pass@256"]["holm"]) for method in ("dapo_iac", "casp")]
+    p_values = [float(found[method, "pass@256"]["p"]) for method in ("iac", "casp")]
+    holm = [float(found[method, "pass@256"]["holm"]) for method in ("iac", "casp")]
     assert holm == pytest.approx(list(adjusted(p_values)), rel=1e-3)
     assert found["casp", "pass@256"]["verdict"] in ("confirmed", "contradicted", "not shown")
     assert found["kl", "pass@256"]["verdict"] == found["casp", "pass@16"]["verdict"] == "described"
+    followed = found["passk_training", "pass@256"]
+    assert followed["seeds"] == "5" and followed["holm"] and float(followed["pass@1"]) < 0.4
     assert "| `casp-alpha0.3, 2.5e-5` | 8 |" in (tmp_path / "confirmed.md").read_text()
 
 
