@@ -116,7 +116,7 @@ def curves(runs: Sequence[Run]) -> Figure:
             [start[0], *cloud.x], [start[1], *cloud.y], color=COLOURS[2], linewidth=1.6, marker="o", markersize=2.5
         )
         axes.fill_between(cloud.x, cloud.y - cloud.y_error, cloud.y + cloud.y_error, color=COLOURS[2], alpha=0.18, lw=0)
-        axes.set_title(name, fontsize=8, color=INK, loc="left", fontweight="bold")
+        axes.set_title(name, fontsize=7, color=INK, loc="left", fontweight="bold")
     return figure
 
 
@@ -136,7 +136,7 @@ def by_tokens(runs: Sequence[Run]) -> Figure:
             low, high = cloud.y - cloud.y_error, cloud.y + cloud.y_error
             axes.fill_between(cloud.x / 1000, low, high, color=COLOURS[2], alpha=0.18, lw=0)
         axes.set_ylim(0.0, 1.0)
-        axes.set_title(name, fontsize=8, color=INK, loc="left", fontweight="bold")
+        axes.set_title(name, fontsize=7, color=INK, loc="left", fontweight="bold")
     return figure
 
 
