@@ -23,6 +23,8 @@ from megasharp.evals.frontier import Values, upper_hull
 from megasharp.reporting.style import COLOURS, INK, MUTED, PAPER, dress, new_figure, save_figure
 
 GREY = COLOURS[0]
+# The part of the plane that is enlarged.
+NEAR_X, NEAR_Y = (0.232, 0.294), (0.835, 0.925)
 COLUMNS = 4
 PANEL = (2.6, 2.3)
 
@@ -59,31 +61,48 @@ def errors(values_RP: Values) -> Values:
 
 
 def frontier(runs: Sequence[Run]) -> Figure:
-    """Draw the test problems: GRPO's line, and a cross for each setting."""
+    """Draw the test problems: GRPO's line and a cross for each setting, the whole and the part where most are."""
     measured = counts(TEST)
     sides = {name: [run.name for run in each if run.name in measured] for name, each in grouped(runs).items()}
     sides = {UNTRAINED: sorted(run for run in measured if run.startswith(UNTRAINED)), **sides}
     points = {name: _point(name, names) for name, names in sides.items() if len(names) > 1}
-    figure = new_figure(8.6, 5.0)
-    axes = figure.add_axes((0.08, 0.11, 0.57, 0.78))
-    dress(axes)
-    line = upper_hull([(x, y) for name, (x, y, *_) in points.items() if name == UNTRAINED or name.startswith("grpo ")])
-    axes.plot(*zip(*line, strict=True), color=GREY, linewidth=1.4, zorder=2)
+    figure = new_figure(11.5, 4.9)
+    panels = [figure.add_axes((left, 0.11, 0.33, 0.76)) for left in (0.055, 0.44)]
+    line = upper_hull([(x, y) for name, (x, y, *_) in points.items() if _is_baseline(name)])
     # Each vertex of the line is a side's mean: one standard error of its pass@256.
     error = {(x, y): y_error for x, y, _, y_error in points.values()}
     low, high = ([y + sign * error[x, y] for x, y in line] for sign in (-1.0, 1.0))
-    axes.fill_between([x for x, _ in line], low, high, color=GREY, alpha=0.15, linewidth=0, zorder=1)
-    for index, (name, (x, y, x_error, y_error)) in enumerate(points.items()):
-        baseline = name == UNTRAINED or name.startswith("grpo ")
-        colour = GREY if baseline else COLOURS[1 + index % (len(COLOURS) - 1)]
-        axes.errorbar(x, y, xerr=x_error, yerr=y_error, color=colour, linewidth=1.0, zorder=3)
-        axes.scatter(x, y, s=26 if baseline else 38, color=colour, edgecolors=PAPER, linewidths=0.7, zorder=4)
+    for axes in panels:
+        dress(axes)
+        axes.plot(*zip(*line, strict=True), color=GREY, linewidth=1.4, zorder=2)
+        axes.fill_between([x for x, _ in line], low, high, color=GREY, alpha=0.15, linewidth=0, zorder=1)
+        for index, (name, point) in enumerate(points.items()):
+            _cross(axes, point, _colour(index, name))
+        axes.set_xlabel("pass@1", fontsize=8, color=MUTED)
+    whole, near = panels
+    near.set(xlim=NEAR_X, ylim=NEAR_Y)
+    for index, (name, (x, y, *_)) in enumerate(points.items()):
+        inside = NEAR_X[0] < x < NEAR_X[1] and NEAR_Y[0] < y < NEAR_Y[1]
+        axes, colour = near if inside else whole, _colour(index, name)
         axes.annotate(str(index), (x, y), xytext=(5, 5), textcoords="offset points", fontsize=7.5, color=colour)
-        figure.text(0.675, 0.87 - index * 0.04, f"{index}  {name}", fontsize=8, color=colour, va="top")
-    axes.set_xlabel("pass@1", fontsize=8, color=MUTED)
-    axes.set_ylabel("pass@256", fontsize=8, color=MUTED)
-    figure.text(0.02, 0.955, "256 test problems after 600,000 tokens; line: GRPO's rates", fontsize=11, color=INK)
+        figure.text(0.79, 0.86 - index * 0.041, f"{index}  {name}", fontsize=7.5, color=colour, va="top")
+    whole.set_ylabel("pass@256", fontsize=8, color=MUTED)
+    figure.text(0.015, 0.955, "256 test problems after 600,000 tokens; line: GRPO's rates", fontsize=11, color=INK)
     return figure
+
+
+def _is_baseline(name: str) -> bool:
+    return name == UNTRAINED or name.startswith("grpo ")
+
+
+def _colour(index: int, name: str) -> str:
+    return GREY if _is_baseline(name) else COLOURS[1 + index % (len(COLOURS) - 1)]
+
+
+def _cross(axes: Axes, point: tuple[float, float, float, float], colour: str) -> None:
+    x, y, x_error, y_error = point
+    axes.errorbar(x, y, xerr=x_error, yerr=y_error, color=colour, linewidth=1.0, zorder=3)
+    axes.scatter(x, y, s=26 if colour == GREY else 38, color=colour, edgecolors=PAPER, linewidths=0.7, zorder=4)
 
 
 def _point(name: str, runs: Sequence[str]) -> tuple[float, float, float, float]:
