@@ -9,16 +9,16 @@ rows: three seeds describe. docs/claims.md is made from it.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from math import sqrt
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from records import TEST, UNTRAINED, counts, t_test, table, values
+from records import TEST, UNTRAINED, counts, t_test, table, values, write
 
 from megasharp.evals.crossed import crossed
 from megasharp.evals.frontier import Values
@@ -89,10 +89,8 @@ class Setup:
 
 def main() -> None:
     """Write the table."""
-    with (CLAIMS / "differences.csv").open("w", encoding="utf-8", newline="") as lines:
-        csv.writer(lines, lineterminator="\n").writerows(
-            [COLUMNS, *differences(), *in_training(), *in_evaluations(), *stopped_early(), *link()]
-        )
+    rows = chain(differences(), in_training(), in_evaluations(), stopped_early(), link())
+    write(CLAIMS / "differences.csv", COLUMNS, rows)
 
 
 def differences() -> Iterator[tuple[object, ...]]:

@@ -8,11 +8,22 @@ over seeds and problems. docs/claims.md is made from it.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from records import RESULTS, TEST, UNTRAINED, Run, counts, method_of, rate_name, read_runs, tested
+from records import (
+    RESULTS,
+    TEST,
+    UNTRAINED,
+    Run,
+    counts,
+    difference_text,
+    method_of,
+    rate_name,
+    read_runs,
+    tested,
+    write,
+)
 
 from megasharp.evals.crossed import adjusted
 from megasharp.evals.frontier import Distance, MethodRuns, distance
@@ -57,10 +68,7 @@ def main() -> None:
     measured = counts(TEST)
     runs = [run for run in read_runs() if run.name in measured and run.seed in SEEDS]
     found = [one for metric in METRICS for one in distances(runs, metric)]
-    with (RESULTS / "distances.csv").open("w", encoding="utf-8", newline="") as lines:
-        writer = csv.writer(lines, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(_line(one) for one in found)
+    write(RESULTS / "distances.csv", COLUMNS, map(_line, found))
     (RESULTS / "confirmed.md").write_text(markdown(found), encoding="utf-8")
 
 
@@ -138,9 +146,7 @@ def markdown(found: Sequence[Tested]) -> str:
 def _cell(one: Tested | None) -> str:
     if one is None:
         return "below the untrained model's pass@1"
-    interval = one.found.crossed.interval()
-    text = f"{float(one.found.crossed.difference):+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
-    return f"{one.y:.3f}<br>{text}"
+    return f"{one.y:.3f}<br>{difference_text(one.found.crossed)}"
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from records import TEST, UNTRAINED, WINDOW, counts, t_test, table, values
+from records import TEST, UNTRAINED, WINDOW, counts, difference_text, t_test, table, values
 
-from megasharp.evals.crossed import Crossed, adjusted, crossed
+from megasharp.evals.crossed import adjusted, crossed
 from megasharp.evals.frontier import Values, area_above
 from megasharp.reporting.style import COLOURS, INK, MUTED, dress, new_figure, save_figure
 
@@ -112,14 +112,9 @@ def _tested(seeds: Sequence[str]) -> str:
         for metric in ("pass@1", "pass@16", "pass@256"):
             own_RP, other_RP = values(own, metric), values([lines[f"prolonged_grpo_s{seed}"] for seed in seeds], metric)
             found = None if case == "prolonged_grpo" else crossed(other_RP, own_RP, paired=True)
-            cells.append(f"{own_RP.mean():.3f}" + (f"<br>{_difference(found)}" if found else ""))
+            cells.append(f"{own_RP.mean():.3f}" + (f"<br>{difference_text(found)}" if found else ""))
         rows.append(f"| {case.removeprefix('prolonged_')} | {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
-
-
-def _difference(one: Crossed) -> str:
-    interval = one.interval()
-    return f"{float(one.difference):+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
 
 
 def _entropy(training: Mapping[str, Series]) -> str:

@@ -17,7 +17,7 @@ from statistics import fmean
 
 import numpy as np
 
-from megasharp.evals.crossed import t_quantile, t_tail
+from megasharp.evals.crossed import Crossed, t_quantile, t_tail
 from megasharp.evals.estimators import pass_at_k
 from megasharp.evals.frontier import MethodRuns, Values
 
@@ -153,6 +153,18 @@ def add(folder: Path, name: str, columns: Sequence[str], rows: Sequence[Sequence
     new = not path.is_file()
     with path.open("a", encoding="utf-8", newline="") as lines:
         csv.writer(lines, lineterminator="\n").writerows([columns, *rows] if new else rows)
+
+
+def write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write a table anew."""
+    with path.open("w", encoding="utf-8", newline="") as lines:
+        csv.writer(lines, lineterminator="\n").writerows([columns, *rows])
+
+
+def difference_text(one: Crossed) -> str:
+    """Format a difference with its interval."""
+    interval = one.interval()
+    return f"{float(one.difference):+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
 
 
 def drop_unfinished(folder: Path) -> None:

@@ -8,13 +8,12 @@ Reads the folders of `examples/solution_multiplicity/strata/`; writes `changes.c
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from records import UNTRAINED, table, values
+from records import UNTRAINED, difference_text, table, values, write
 
 from megasharp.evals.crossed import Crossed, adjusted, crossed
 from megasharp.evals.frontier import Values
@@ -46,11 +45,9 @@ def main() -> None:
     """Write the three files."""
     found = [one for stratum in STRATA for metric in METRICS for one in changes(stratum, metric)]
     contrasts = {metric: contrast(found, metric) for metric in METRICS}
-    with (STRATA_RESULTS / "changes.csv").open("w", encoding="utf-8", newline="") as lines:
-        csv.writer(lines, lineterminator="\n").writerows([CHANGES, *map(_change_line, found)])
-    with (STRATA_RESULTS / "contrasts.csv").open("w", encoding="utf-8", newline="") as lines:
-        rows = [line for metric, each in contrasts.items() for line in _contrast_lines(metric, each)]
-        csv.writer(lines, lineterminator="\n").writerows([CONTRASTS, *rows])
+    write(STRATA_RESULTS / "changes.csv", CHANGES, map(_change_line, found))
+    rows = [line for metric, each in contrasts.items() for line in _contrast_lines(metric, each)]
+    write(STRATA_RESULTS / "contrasts.csv", CONTRASTS, rows)
     text = f"{_changes_table(found)}\n{_contrasts_table(contrasts)}"
     (STRATA_RESULTS / "tables.md").write_text(text, encoding="utf-8")
 
@@ -105,7 +102,7 @@ def _change_line(one: Change) -> tuple[object, ...]:
 
 def _contrast_lines(metric: str, contrasts: Mapping[str, Crossed]) -> list[tuple[object, ...]]:
     corrected = holm(contrasts, metric)
-    lines = []
+    lines: list[tuple[object, ...]] = []
     for method, one in contrasts.items():
         interval = one.interval()
         numbers = (f"{number:.5f}" for number in (float(one.difference), interval.low, interval.high))
@@ -121,7 +118,7 @@ def _changes_table(found: Sequence[Change]) -> str:
         rows.setdefault((one.stratum, one.method), {})[one.metric] = one
     for (stratum, method), by_metric in rows.items():
         cells = " | ".join(
-            f"{one.value:.3f}" if one.crossed is None else _difference(one.crossed) for one in by_metric.values()
+            f"{one.value:.3f}" if one.crossed is None else difference_text(one.crossed) for one in by_metric.values()
         )
         lines.append(f"| {STRATA[stratum]} | `{method}` | {by_metric[PRIMARY].seeds} | {cells} |")
     return "\n".join(lines) + "\n"
@@ -131,15 +128,10 @@ def _contrasts_table(contrasts: Mapping[str, Mapping[str, Crossed]]) -> str:
     lines = [f"| | {' | '.join(METRICS)} | Holm's p, {PRIMARY} |", "|---" * (2 + len(METRICS)) + "|"]
     corrected = holm(contrasts[PRIMARY], PRIMARY)
     for method in contrasts[PRIMARY]:
-        cells = [_difference(contrasts[metric][method]) for metric in METRICS]
+        cells = [difference_text(contrasts[metric][method]) for metric in METRICS]
         cells.append(f"{corrected[method]:.3f}" if method in corrected else "described")
         lines.append(f"| `{method}` | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def _difference(one: Crossed) -> str:
-    interval = one.interval()
-    return f"{float(one.difference):+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from threading import Lock
@@ -92,11 +93,10 @@ def trained(cell: Cell, folder: Path, sweep: str, test: Test | None) -> Rows:
     file, run = folder / f"{cell.name}.yaml", folder / cell.name
     file.write_text(dump_tree(cell.tree), encoding="utf-8")
     megasharp(folder / f"{cell.name}.log", "train", str(file), "--runs", str(folder), "--resume")
-    rows: Rows = {"curves": (CURVES, curve(cell.name, run))}
+    history = read_run(run)
+    rows: Rows = {"curves": (CURVES, curve(cell.name, history)), "training": (WINDOWS, windows(cell.name, history))}
     if test is not None:
         rows["counts"] = (COUNTS, measured(cell.name, str(run), cell.seed, folder, test))
-    history = read_run(run)
-    rows["training"] = (WINDOWS, windows(cell.name, history))
     settings = {key: value for key, value in cell.tree.items() if key not in ("include", "name", "seed")}
     seconds = f"{time.monotonic() - began:.0f}"
     line = [cell.name, cell.row, cell.seed, sweep, history.last_step, history.tokens, seconds, json.dumps(settings)]
@@ -111,11 +111,11 @@ def megasharp(log: Path, *words: str) -> None:
         subprocess.run(command, check=True, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
 
 
-def curve(name: str, run: Path) -> list[list[object]]:
+def curve(name: str, history: RunHistory) -> list[list[object]]:
     """Read a run's evaluations in the order of their steps."""
-    tokens = sampled(read_run(run))
+    tokens = sampled(history)
     rows: list[list[object]] = []
-    for path in sorted((run / "evals").glob("step_*/*.json")):
+    for path in sorted((history.folder / "evals").glob("step_*/*.json")):
         result = load_result(path)
         figures, step = result.named(), result.step or 0
         values = [f"{figures[column]:.6g}" if column in figures else "" for column in CURVES[3:]]
@@ -125,10 +125,10 @@ def curve(name: str, run: Path) -> list[list[object]]:
 
 def sampled(history: RunHistory) -> dict[int, int]:
     """Return the number of tokens that were sampled until the end of each step."""
-    tokens = {0: 0}
-    for line in history.training:
-        tokens[int(line["step"] or 0)] = tokens[max(tokens)] + int(line["rollout/tokens"] or 0)
-    return tokens
+    steps = [0, *(int(line["step"] or 0) for line in history.training)]
+    return dict(
+        zip(steps, accumulate([0, *(int(line["rollout/tokens"] or 0) for line in history.training)]), strict=True)
+    )
 
 
 def windows(name: str, history: RunHistory) -> list[list[object]]:
