@@ -132,7 +132,7 @@ def markdown(found: Sequence[Tested]) -> str:
     by_setting: dict[str, dict[str, Tested]] = {}
     for one in found:
         by_setting.setdefault(one.setting, {})[one.metric] = one
-    heads = ["", "seeds", "pass@1", *(f"{metric}<br>less the line" for metric in METRICS), "Holm's p", "verdict"]
+    heads = ["", "seeds", "pass@1", *(f"{metric}<br>minus the line" for metric in METRICS), "Holm's p", "verdict"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for setting, metrics in by_setting.items():
         primary = metrics[PRIMARY]

@@ -97,7 +97,9 @@ def trained(cell: Cell, folder: Path, sweep: str, test: Test | None) -> Rows:
     rows: Rows = {"curves": (CURVES, curve(cell.name, history)), "training": (WINDOWS, windows(cell.name, history))}
     if test is not None:
         rows["counts"] = (COUNTS, measured(cell.name, str(run), cell.seed, folder, test))
-    settings = {key: value for key, value in cell.tree.items() if key not in ("include", "name", "seed")}
+    settings = {key: value for key, value in cell.tree.items() if key not in ("name", "seed")}
+    # The first is run.yaml; the others are presets.
+    settings["include"] = [str(Path(file).relative_to(Path.cwd())) for file in cell.tree["include"][1:]]
     seconds = f"{time.monotonic() - began:.0f}"
     line = [cell.name, cell.row, cell.seed, sweep, history.last_step, history.tokens, seconds, json.dumps(settings)]
     shutil.rmtree(run)

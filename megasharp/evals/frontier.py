@@ -43,8 +43,12 @@ class MethodRuns:
 
     def scatter(self) -> Values:
         """Return the covariance of both metrics' means between runs, [2, 2]."""
-        parts = (by_suite(each, self.sizes) for each in (self.x_RP, self.y_RP))
-        return np.cov(*(np.mean([part.mean(axis=1) for part in each], axis=0) for each in parts))
+        return np.cov(self.by_run(self.x_RP), self.by_run(self.y_RP))
+
+    def by_run(self, values_RP: Values) -> Values:
+        """Return each run's mean over problems, averaged over suites, [runs]."""
+        means: Values = np.mean([part.mean(axis=1) for part in by_suite(values_RP, self.sizes)], axis=0)
+        return means
 
     def _mean(self, values_RP: Values) -> float:
         return float(np.mean([part.mean() for part in by_suite(values_RP, self.sizes)]))
@@ -54,8 +58,8 @@ class MethodRuns:
 class Distance:
     """A method's vertical distance from a baseline's line, over runs and problems.
 
-    `between` names the ends of the nearest segment, `weight` is that of the first, `slope` the segment's. With `beyond`
-    the method's x is larger than any of the line, and the distance is from the last segment's extension.
+    `between` names the ends of the segment that holds the method's x, `weight` is that of the first, `slope` the
+    segment's. With `beyond` x is larger than any of the line, and the distance is from the last segment's extension.
     """
 
     x: float
@@ -115,38 +119,41 @@ def _volume(hull: Sequence[tuple[float, float]], floor: float) -> float:
 def distance(method: MethodRuns, baseline: Sequence[MethodRuns]) -> Distance | None:
     """Measure a method's vertical distance from the line of `baseline`, which may include the untrained model's runs.
 
-    Run r of all of them is of one seed. The nearest place on the line, w a + (1 - w) b on the segment from a to b with
-    slope s, is that of the smallest Mahalanobis distance under the covariance of the metrics between runs. Run r and
+    Run r of all of them is of one seed. On the segment from a to b that holds the method's x, of slope s, run r and
     problem p contribute the distance along the segment's normal
 
         d_rp = y_rp - w a_rp - (1 - w) b_rp - s (x_rp - w a'_rp - (1 - w) b'_rp)
 
-    whose mean does not depend on w; its scatter does (delta method). Matching x alone would choose a w that scatters
-    where a segment is steep, and the intervals would miss 13 % of the time, not 5 % (test_frontier.py).
+    whose mean does not depend on w; its scatter does (delta method). w is that of the segment's nearest place in the
+    Mahalanobis metric of the metrics' covariance between runs: matching x alone would choose a w that scatters where a
+    segment is steep, and the intervals would miss 13 % of the time, not 5 % (test_frontier.py). Beyond the line its
+    last segment is extended; a last vertex whose gain in x is within a standard error is no part of the line, because
+    such a segment's slope is chance.
     None where the method's x is smaller than all of the line, or fewer than two runs or vertices are there.
     """
-    sides = {each.point: each for each in baseline}
-    line = upper_hull(list(sides))
-    if len(line) < 2 or method.point[0] < line[0][0] or min(len(each.x_RP) for each in (method, *baseline)) < 2:
+    if min(len(each.x_RP) for each in (method, *baseline)) < 2:
         return None
+    sides = {each.point: each for each in baseline}
+    line = _with_a_slope([sides[point] for point in upper_hull(list(sides))])
+    x, y = method.point
+    if len(line) < 2 or x < line[0].point[0]:
+        return None
+    a, b = next((ends for ends in pairwise(line) if x <= ends[1].point[0]), (line[-2], line[-1]))
+    along = np.subtract(b.point, a.point)
     metric = np.linalg.pinv(np.mean([each.scatter() for each in (method, *baseline)], axis=0))
-    near = min(
-        (_nearest(np.array(method.point), *ends, metric) for ends in pairwise(line)),
-        key=lambda found: found[0],
-    )
-    _, first, second, weight = near
-    slope, a, b = _rise(first, second), sides[first], sides[second]
+    weight = 1.0 - float(np.clip(np.subtract((x, y), a.point) @ metric @ along / (along @ metric @ along), 0.0, 1.0))
+    slope = float(along[1] / along[0])
     x_RP, y_RP = (weight * one + (1.0 - weight) * other for one, other in ((a.x_RP, b.x_RP), (a.y_RP, b.y_RP)))
     found = crossed(y_RP + slope * (method.x_RP - x_RP), method.y_RP, paired=True, sizes=method.sizes)
-    beyond = method.point[0] > line[-1][0]
-    return None if found is None else Distance(method.point[0], (a.name, b.name), weight, slope, beyond, found)
+    beyond = x > line[-1].point[0]
+    return None if found is None else Distance(x, (a.name, b.name), weight, slope, beyond, found)
 
 
-def _nearest(
-    point: Values, first: tuple[float, float], second: tuple[float, float], metric: Values
-) -> tuple[float, tuple[float, float], tuple[float, float], float]:
-    """Project a point on a segment; return the squared distance, both ends, and the weight of the first."""
-    along = np.array(second) - np.array(first)
-    share = float(np.clip((point - first) @ metric @ along / (along @ metric @ along), 0.0, 1.0))
-    left = point - first - share * along
-    return float(left @ metric @ left), first, second, 1.0 - share
+def _with_a_slope(line: list[MethodRuns]) -> list[MethodRuns]:
+    """Leave out last vertices whose x is not a standard error, over pairs of runs, above that of the one before."""
+    while len(line) > 2:
+        gain_R = line[-1].by_run(line[-1].x_RP) - line[-2].by_run(line[-2].x_RP)
+        if gain_R.mean() > gain_R.std(ddof=1) / np.sqrt(len(gain_R)):
+            break
+        line = line[:-1]
+    return line

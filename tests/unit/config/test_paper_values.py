@@ -479,6 +479,8 @@ MARKS = {
     "_casp_math_qwen2.5-math-7b": Marks("", "max_prompt_tokens max_response_tokens"),
     "_casp_math_qwen2.5-32b": Marks("steps"),
     "_casp_logic": Marks("- steps prompt top_p low max_rounds every", "reduction"),
+    "casp_logic_qwen2.5-7b": Marks("quantile"),
+    "casp_code_r1-distill-qwen-7b": Marks("quantile"),
     "_casp_code": Marks("- steps top_p low high every prompt", "prompt reduction"),
     "casp_math_qwen2.5-math-7b_softmax": Marks("", "omega"),
     "casp_math_qwen2.5-math-7b_w_reinforce": WEIGHT,

@@ -49,18 +49,31 @@ def of(name: str, x: float, y: float, runs: int = 4, problems: int = 6, seed: in
 LINE = [of("base", 0.1, 0.9, seed=1), of("slow", 0.2, 0.8, seed=2), of("fast", 0.3, 0.5, seed=3)]
 
 
-def test_the_distance_is_vertical_from_the_nearest_segment() -> None:
+def test_the_distance_is_vertical_from_the_segment_that_holds_x() -> None:
     found = distance(of("mine", 0.15, 0.9), LINE)
     assert found is not None and found.between == ("base", "slow") and not found.beyond
     assert float(found.crossed.difference) == pytest.approx(0.05) and found.slope == pytest.approx(-1.0)
     below = distance(of("mine", 0.25, 0.6), LINE)
     assert below is not None and below.between == ("slow", "fast")
     assert float(below.crossed.difference) == pytest.approx(-0.05)
+    # Far below the line another segment is nearer.
+    for y in (0.4, 0.0):
+        low = distance(of("mine", 0.19, y), LINE)
+        assert low is not None and low.between == ("base", "slow")
+        assert float(low.crossed.difference) == pytest.approx(y - 0.81)
     far = distance(of("mine", 0.4, 0.25), LINE)
     assert far is not None and far.beyond and far.weight == 0.0
     assert float(far.crossed.difference) == pytest.approx(0.05)
     assert distance(of("mine", 0.05, 0.9), LINE) is None
     assert distance(of("mine", 0.15, 0.9, runs=1), LINE) is None
+
+
+def test_a_last_vertex_without_a_gain_in_x_is_no_part_of_the_line() -> None:
+    """Between two vertices of nearly one x the slope is chance, and so is what lies on its extension."""
+    line = [*LINE[:2], of("steep", 0.2001, 0.7, seed=4)]
+    found = distance(of("mine", 0.21, 0.79), line)
+    assert found is not None and found.between == ("base", "slow") and found.beyond
+    assert float(found.crossed.difference) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_the_ends_count_by_their_weights() -> None:
