@@ -2,9 +2,10 @@
 
     python examples/frontier/claims.py
 
-Each case is held against its reference by runs of the same seeds, with intervals over seeds and problems; entropy and
-Lambda(1), means over the last 40 steps of training, with t intervals over seeds. Nothing is corrected for the number of
-rows: three seeds describe. docs/claims.md is made from it.
+Each case is compared with its reference by runs of the same seeds, with intervals over seeds and problems; entropy and
+log-probs of candidates, means over the last 40 steps of training, with t intervals over seeds. So are the log-probs of
+examples/collapse_in_miniature. Nothing is corrected for the number of rows: three seeds describe. docs/claims.md is made
+from it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from megasharp.evals.crossed import crossed
 from megasharp.evals.frontier import Values
 
 CLAIMS = Path(__file__).parent / "claims"
+MINIATURE = Path(__file__).parents[1] / "collapse_in_miniature"
 METRICS = ("pass@1", "pass@16", "pass@64", "pass@256", "distinct_correct")
 EASY = "pass@1, easy"
 COLUMNS = ("case", "against", "suite", "temperature", "metric", "seeds", "value", "difference", "low", "high")
@@ -89,7 +91,7 @@ class Setup:
 
 def main() -> None:
     """Write the table."""
-    rows = chain(differences(), in_training(), in_evaluations(), stopped_early(), link())
+    rows = chain(differences(), in_training(), in_evaluations(), in_miniature(), stopped_early(), link())
     write(CLAIMS / "differences.csv", COLUMNS, rows)
 
 
@@ -112,7 +114,7 @@ def differences() -> Iterator[tuple[object, ...]]:
 
 
 def pairs(by_case: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield each case with what it is held against, and the seeds that both have, if these are at least two."""
+    """Yield each case with what it is compared with, and the seeds that both have, if these are at least two."""
     for case, other in [*((case, reference(case)) for case in by_case), *ALSO]:
         seeds = sorted(by_case.get(case, {}).keys() & by_case.get(other, {}).keys())
         if case != other and len(seeds) > 1:
@@ -120,19 +122,24 @@ def pairs(by_case: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, st
 
 
 def in_training() -> Iterator[tuple[object, ...]]:
-    """Yield lines as `differences` does for metrics of training; `suite` is "training"."""
+    """Yield lines as `differences` does for metrics of training; `suite` is "training".
+
+    A case is compared with its own first 20 steps too.
+    """
     windows: dict[str, dict[str, list[Mapping[str, str]]]] = {}
     for line in [*table("training", CLAIMS), *shared("training")]:
         case, _, seed = line["run"].rpartition("_s")
         windows.setdefault(case, {}).setdefault(seed, []).append(line)
-    ends = {
-        case: {
-            seed: {metric: fmean(float(line[metric]) for line in lines[-2:]) for metric in ("entropy", "lambda_1")}
-            for seed, lines in by_seed.items()
-        }
-        for case, by_seed in windows.items()
-    }
+    ends = {case: {seed: _means(lines[-2:]) for seed, lines in by_seed.items()} for case, by_seed in windows.items()}
+    starts = {case: {seed: _means(lines[:1]) for seed, lines in by_seed.items()} for case, by_seed in windows.items()}
     yield from _t_lines(ends, "training", "")
+    for case in ends:
+        yield from _t_pair((case, f"{case} at its start", "training", ""), ends[case], starts[case])
+
+
+def _means(lines: list[Mapping[str, str]]) -> dict[str, float]:
+    found = {metric: fmean(float(line[metric]) for line in lines) for metric in ("entropy", "lambda_1", "lambda_2")}
+    return {**found, "lambda_1 - lambda_2": found["lambda_1"] - found["lambda_2"]}
 
 
 def in_evaluations() -> Iterator[tuple[object, ...]]:
@@ -146,13 +153,35 @@ def in_evaluations() -> Iterator[tuple[object, ...]]:
     yield from _t_lines(ends, "countdown_dev", "1.0")
 
 
+def in_miniature() -> Iterator[tuple[object, ...]]:
+    """Yield lines for last models of collapse_in_miniature less GRPO's, and less the untrained one."""
+    ends: dict[str, dict[str, dict[str, float]]] = {}
+    for line in table("results", MINIATURE):
+        found = {metric: float(line[metric]) for metric in ("token_entropy", "lambda_1", "lambda_2", "lambda_sample")}
+        found["lambda_1 - lambda_2"] = found["lambda_1"] - found["lambda_2"]
+        found["lambda_1 - lambda_sample"] = found["lambda_1"] - found["lambda_sample"]
+        ends.setdefault(line["row"], {})[line["seed"]] = found
+    for case in ends:
+        for other in ("grpo", "base"):
+            if case not in (other, "base"):
+                yield from _t_pair((case, other, "miniature", "1.0"), ends[case], ends[other])
+
+
 def _t_lines(
     ends: Mapping[str, Mapping[str, Mapping[str, float]]], suite: str, temperature: str
 ) -> Iterator[tuple[object, ...]]:
-    for case, other, seeds in pairs(ends):
-        for metric in ends[case][seeds[0]]:
-            own_R, other_R = (np.array([ends[each][seed][metric] for seed in seeds]) for each in (case, other))
-            yield _t_line((case, other, suite, temperature), metric, own_R, other_R)
+    for case, other, _ in pairs(ends):
+        yield from _t_pair((case, other, suite, temperature), ends[case], ends[other])
+
+
+def _t_pair(
+    head: tuple[str, ...], own: Mapping[str, Mapping[str, float]], other: Mapping[str, Mapping[str, float]]
+) -> Iterator[tuple[object, ...]]:
+    """Yield a line for each metric, of the seeds that both sides have."""
+    seeds = sorted(own.keys() & other.keys())
+    for metric in own[seeds[0]]:
+        own_R, other_R = (np.array([side[seed][metric] for seed in seeds]) for side in (own, other))
+        yield _t_line(head, metric, own_R, other_R)
 
 
 def stopped_early() -> Iterator[tuple[object, ...]]:
@@ -216,7 +245,7 @@ def shared(name: str) -> Iterator[Mapping[str, str]]:
 
 
 def reference(case: str) -> str:
-    """Return what a case is held against: its own name where it is a reference of all."""
+    """Return what a case is compared with: its own name where it is a reference of all."""
     known = [prefix for prefix in REFERENCES if case.startswith(prefix)]
     return REFERENCES[max(known, key=len)] if known else case
 
