@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from megasharp.studies.scoreboard.claims import PAPERS, VERDICTS, Paper, read_paper
-from megasharp.studies.scoreboard.verdicts import Measured, computed, read_measured, study_names
+from megasharp.studies.scoreboard.verdicts import Measured, check_named, computed, read_measured, study_names
 from megasharp.studies.study import Claim
 
 HEAD = """# The papers' claims, on trial
@@ -39,10 +39,11 @@ folder are run files of [configs/algo/paper](../configs/algo/paper/README.md).
 def scoreboard(studies: Mapping[str, Sequence[Claim]], root: Path | None) -> str:
     """Return the page as Markdown, with figures that the repository at `root` has, if there is one.
 
-    Raises UserError where a run contradicts a verdict.
+    Raises UserError where a run contradicts a verdict, or a study a claim that does not name it.
     """
     papers = [read_paper(name) for name in PAPERS]
     measured = None if root is None else read_measured(root, papers)
+    check_named(papers, studies)
     return "\n".join([HEAD, *_counts(papers), *(line for paper in papers for line in _table(paper, studies, measured))])
 
 

@@ -73,6 +73,25 @@ def read_frontier(lines: Lines) -> Frontier:
     return found
 
 
+def check_named(papers: Sequence[Paper], studies: Mapping[str, Sequence[Claim]]) -> None:
+    """Raise UserError where a study's statement that is not reproduced, or not wholly, stands in no claim."""
+    named = {
+        (claim.study.name, statement)
+        for paper in papers
+        for claim in paper.claims
+        if claim.study is not None
+        for statement in claim.study.statements
+    }
+    missing = [
+        f"toy {name} says {one.outcome}: {one.statement}"
+        for name, claims in studies.items()
+        for one in claims
+        if one.outcome is not Outcome.REPRODUCED and (name, one.statement) not in named
+    ]
+    if missing:
+        raise UserError(f"{'; '.join(missing)}; name it in the claim that it speaks against")
+
+
 def study_names(papers: Iterable[Paper]) -> list[str]:
     """Return the studies that the claims name, each once."""
     return list(dict.fromkeys(claim.study.name for paper in papers for claim in paper.claims if claim.study))

@@ -8,9 +8,17 @@ from pathlib import Path
 import pytest
 
 from megasharp.common.errors import UserError
-from megasharp.studies.scoreboard.claims import PAPERS, FrontierCheck, MeasuredCheck, PaperClaim, StudyCheck, read_paper
+from megasharp.studies.scoreboard.claims import (
+    PAPERS,
+    FrontierCheck,
+    MeasuredCheck,
+    Paper,
+    PaperClaim,
+    StudyCheck,
+    read_paper,
+)
 from megasharp.studies.scoreboard.page import scoreboard
-from megasharp.studies.scoreboard.verdicts import DISTANCES, FrontierTest, Measured, computed, read_measured
+from megasharp.studies.scoreboard.verdicts import DISTANCES, FrontierTest, Measured, check_named, computed, read_measured
 from megasharp.studies.study import Claim, Outcome
 
 REPOSITORY = Path(__file__).parents[3]
@@ -34,6 +42,14 @@ def of(
         frontier=frontier,
         measured=measured or [],
     )
+
+
+def test_a_study_that_speaks_against_a_claim_is_named_by_it() -> None:
+    statement = Claim("§1", "it rains", "always", "in no week", Outcome.DIFFERS)
+    named = of("does not hold here", study=StudyCheck(name="rain", statements=["it rains"]))
+    check_named([Paper(paper="1", title="Rain", claims=[named])], {"rain": [statement]})
+    with pytest.raises(UserError, match="toy rain says differs: it rains; name it"):
+        check_named([Paper(paper="1", title="Rain", claims=[of("holds")])], {"rain": [statement]})
 
 
 def test_a_claim_that_needs_gpus_names_its_run_with_the_cost_of_the_plan() -> None:
