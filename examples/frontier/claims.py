@@ -177,9 +177,9 @@ def _t_lines(
 def _t_pair(
     head: tuple[str, ...], own: Mapping[str, Mapping[str, float]], other: Mapping[str, Mapping[str, float]]
 ) -> Iterator[tuple[object, ...]]:
-    """Yield a line for each metric, of the seeds that both sides have."""
+    """Yield a line for each metric, of the seeds that both sides have, if these are at least two."""
     seeds = sorted(own.keys() & other.keys())
-    for metric in own[seeds[0]]:
+    for metric in own[seeds[0]] if len(seeds) > 1 else ():
         own_R, other_R = (np.array([side[seed][metric] for seed in seeds]) for side in (own, other))
         yield _t_line(head, metric, own_R, other_R)
 

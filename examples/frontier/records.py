@@ -133,7 +133,8 @@ def t_test(values_R: Values) -> tuple[float, float, float]:
     """Return the mean over seeds, the half-width of its t interval, and the p-value."""
     freedom, error = len(values_R) - 1, float(values_R.std(ddof=1)) / sqrt(len(values_R))
     mean = float(values_R.mean())
-    p = float(t_tail(np.array([abs(mean) / error]), freedom)[0])
+    # Shares of 128 problems may differ by the same number in each of three seeds.
+    p = float(t_tail(np.array([abs(mean) / error]), freedom)[0]) if error else float(mean == 0.0)
     return mean, float(t_quantile(np.asarray(0.05), freedom)) * error, p
 
 
