@@ -65,7 +65,14 @@ ALSO = (
     *(("claim_ds", f"claim_bonus-coefficient{value}") for value in ("0.003", "0.01")),
     *(("claim_ds", f"claim_penalty-coefficient{value}") for value in ("0.003", "0.01")),
     ("claim_ds", "claim_unlikeliness-beta0.25"),
-    *((case, "claim_casp") for case in ("claim_nsr", "claim_w_reinforce", "claim_kl_cov", "claim_passk_training-k3")),
+    ("claim_ds_positive", "claim_grpo"),
+    ("claim_ds_negative", "claim_grpo"),
+    ("claim_gspo_n", "claim_grpo"),
+    *(
+        (f"claim_{case}", "claim_casp")
+        for case in ("nsr", "psr", "w_reinforce", "kl_cov", "passk_training-k3", "entropy_adv", "forking_tokens", "filter")
+    ),
+    ("claim_bonus-coefficient0.003", "claim_casp"),
     ("claim_casp_without_positive", "claim_grpo"),
     ("claim_casp_without_negative", "claim_grpo"),
     *((f"claim_casp_quantile-quantile{value}", "claim_grpo") for value in ("0", "0.4")),

@@ -134,7 +134,7 @@ def t_test(values_R: Values) -> tuple[float, float, float]:
     freedom, error = len(values_R) - 1, float(values_R.std(ddof=1)) / sqrt(len(values_R))
     mean = float(values_R.mean())
     # Shares of 128 problems may differ by the same number in each of three seeds.
-    p = float(t_tail(np.array([abs(mean) / error]), freedom)[0]) if error else float(mean == 0.0)
+    p = float(t_tail(np.array([abs(mean) / error]), freedom)[0]) if error and mean else float(mean == 0.0)
     return mean, float(t_quantile(np.asarray(0.05), freedom)) * error, p
 
 
