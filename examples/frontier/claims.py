@@ -2,10 +2,10 @@
 
     python examples/frontier/claims.py
 
-Each case is compared with its reference by runs of the same seeds, with intervals over seeds and problems; entropy and
-log-probs of candidates, means over the last 40 steps of training, with t intervals over seeds. So are the log-probs of
-examples/collapse_in_miniature. Nothing is corrected for the number of rows: three seeds describe. docs/claims.md is made
-from it.
+Each case is compared with its reference by runs of the same seeds, and with GRPO's line at equal pass@1 (`against` is
+"line", `value` its pass@1), with intervals over seeds and problems. Entropy and log-probs of candidates are means over the
+last 40 steps of training, and their intervals t intervals over seeds; so are those of examples/collapse_in_miniature.
+Nothing is corrected for the number of rows: three seeds describe. docs/claims.md is made from it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from records import TEST, UNTRAINED, counts, t_test, table, values, write
 
 from megasharp.evals.crossed import crossed
-from megasharp.evals.frontier import Values
+from megasharp.evals.frontier import MethodRuns, Values, distance
 
 CLAIMS = Path(__file__).parent / "claims"
 MINIATURE = Path(__file__).parents[1] / "collapse_in_miniature"
@@ -98,7 +98,9 @@ class Setup:
 
 def main() -> None:
     """Write the table."""
-    rows = chain(differences(), in_training(), in_evaluations(), in_miniature(), stopped_early(), link())
+    rows = chain(
+        differences(), from_the_line(), in_training(), in_evaluations(), in_miniature(), stopped_early(), link()
+    )
     write(CLAIMS / "differences.csv", COLUMNS, rows)
 
 
@@ -118,6 +120,29 @@ def differences() -> Iterator[tuple[object, ...]]:
                 numbers = (own_RP.mean(), float(found.difference), interval.low, interval.high)
                 head = (case, other, setup.suite, setup.temperature, metric, len(seeds))
                 yield *head, *(f"{number:.5f}" for number in numbers)
+
+
+def from_the_line() -> Iterator[tuple[object, ...]]:
+    """Yield each case's distance from GRPO's line at its pass@1, as confirm.py measures it; `against` is "line"."""
+    frontier = counts(TEST)
+    sides = (UNTRAINED, *(f"grpo-lr{rate}" for rate in ("2.5e-05", "5e-05", "0.0001")))
+    by_case: dict[str, list[str]] = {}
+    own = counts(TEST, folder=CLAIMS)
+    for run in own:
+        case, _, seed = run.rpartition("_s")
+        if case != UNTRAINED and all(f"{side}_s{seed}" in frontier for side in sides):
+            by_case.setdefault(case, []).append(seed)
+    for case, seeds in by_case.items():
+        line = [_runs(side, [frontier[f"{side}_s{seed}"] for seed in seeds]) for side in sides]
+        found = distance(_runs(case, [own[f"{case}_s{seed}"] for seed in seeds]), line)
+        if found is not None:
+            interval = found.crossed.interval()
+            numbers = (found.x, float(found.crossed.difference), interval.low, interval.high)
+            yield case, "line", TEST, "1.0", "pass@256", len(seeds), *(f"{number:.5f}" for number in numbers)
+
+
+def _runs(name: str, lines: list[Mapping[str, str]]) -> MethodRuns:
+    return MethodRuns(name, values(lines, "pass@1"), values(lines, "pass@256"))
 
 
 def pairs(by_case: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, str, list[str]]]:
