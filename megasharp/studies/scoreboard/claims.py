@@ -16,12 +16,16 @@ from megasharp.config.core import read_tree, validate
 # The files, in the order of the page.
 PAPERS = ("iac", "ds", "casp", "two_stage")
 VERDICTS = (
-    *("holds", "holds where", "not shown here", "does not hold here", "needs GPUs", "being measured", "not tested yet"),
+    "holds",
+    "holds where",
+    "not shown here",
+    "does not hold here",
+    "needs GPUs",
+    "being measured",
     "not testable",
 )
 _VERDICT = re.compile(
     r"holds|holds where .+|(not shown here|does not hold here|not testable)( \(.+\))?|needs GPUs|being measured"
-    r"|not tested yet"
 )
 
 
