@@ -70,7 +70,16 @@ ALSO = (
     ("claim_gspo_n", "claim_grpo"),
     *(
         (f"claim_{case}", "claim_casp")
-        for case in ("nsr", "psr", "w_reinforce", "kl_cov", "passk_training-k3", "entropy_adv", "forking_tokens", "filter")
+        for case in (
+            "nsr",
+            "psr",
+            "w_reinforce",
+            "kl_cov",
+            "passk_training-k3",
+            "entropy_adv",
+            "forking_tokens",
+            "filter",
+        )
     ),
     ("claim_bonus-coefficient0.003", "claim_casp"),
     ("claim_casp_without_positive", "claim_grpo"),

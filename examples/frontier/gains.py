@@ -77,7 +77,9 @@ def right_answers(engine: InProcessEngine) -> list[Answer]:
 
 def scores(engine: InProcessEngine, answers: Sequence[Answer]) -> Values:
     """Return the log-prob of each answer, in nats."""
-    return np.array([float(engine.candidates(prompt, tokens, 1).logp_T.double().sum()) for _, prompt, tokens in answers])
+    return np.array(
+        [float(engine.candidates(prompt, tokens, 1).logp_T.double().sum()) for _, prompt, tokens in answers]
+    )
 
 
 def lines(seed: int, problem_A: np.ndarray, before_A: Values, gain_A: Values) -> list[tuple[object, ...]]:

@@ -18,7 +18,14 @@ from megasharp.studies.scoreboard.claims import (
     read_paper,
 )
 from megasharp.studies.scoreboard.page import scoreboard
-from megasharp.studies.scoreboard.verdicts import DISTANCES, FrontierTest, Measured, check_named, computed, read_measured
+from megasharp.studies.scoreboard.verdicts import (
+    DISTANCES,
+    FrontierTest,
+    Measured,
+    check_named,
+    computed,
+    read_measured,
+)
 from megasharp.studies.study import Claim, Outcome
 
 REPOSITORY = Path(__file__).parents[3]
