@@ -3,8 +3,8 @@
     python examples/frontier/claims.py
 
 Each case is compared with its reference by runs of the same seeds, and with GRPO's line at equal pass@1 (`against` is
-"line", `value` its pass@1), with intervals over seeds and problems. Entropy and log-probs of candidates are means over the
-last 40 steps of training, and their intervals t intervals over seeds; so are those of examples/collapse_in_miniature.
+"line", `value` its pass@1), with intervals over seeds and problems. Entropy and log-probs of candidates are means over
+the last 40 steps of training, with t intervals over seeds; those of examples/collapse_in_miniature are beside them.
 Nothing is corrected for the number of rows: three seeds describe. docs/claims.md is made from it.
 """
 

@@ -232,7 +232,7 @@ def line_markdown(measured: Mapping[str, Sequence[Measured]], line: Sequence[str
     text = (
         f"At equal pass@1: above the line of {', '.join(f'`{name}`' for name in line)}. Brackets: 95% interval over "
         "runs and problems. Bold: it excludes zero after Holm's correction over the rows of its column too. Below: the "
-        "ends of the piece of the line at its pass@1. Empty: pass@1 is below the line's, or fewer than two seeds are common."
+        "ends of the line's piece at its pass@1. Empty: pass@1 is below the line's, or fewer than two seeds are common."
     )
     return "\n".join(["", text, "", *_lines(["", "seeds", *columns], cells)]) + "\n"
 
