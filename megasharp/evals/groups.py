@@ -167,7 +167,8 @@ def load_group(name: str) -> SuiteGroup | None:
     for candidate in (Path(name), *(root / GROUP_FOLDER / f"{name}.yaml" for root in (Path.cwd(), SHIPPED))):
         if candidate.is_file():
             tree = read_tree(candidate)
-            if candidate.parent.name != GROUP_FOLDER.name and "suites" not in tree:
+            # Elsewhere a folder of this name may hold a user's own suites.
+            if candidate.absolute().parts[-3:-1] != GROUP_FOLDER.parts and "suites" not in tree:
                 return None
             return validate(SuiteGroup, tree, str(candidate), candidate)
     return None

@@ -49,6 +49,15 @@ def test_every_group_of_the_papers_ships_and_names_what_is_ours() -> None:
     assert {member.suite for member in casp.members if member.n == 300} == {"aime24", "aime25", "amc23"}
 
 
+def test_a_suite_in_a_folder_of_this_name_is_no_group(tmp_path: Path) -> None:
+    own = tmp_path / "suites" / "mine.yaml"
+    own.parent.mkdir()
+    own.write_text("task: countdown\npath: mine.jsonl\n")
+    assert load_group(str(own)) is None
+    own.write_text("source: mine\nsettings: {n: 4}\nsuites: [countdown_test]\n")
+    assert load_group(str(own)) is not None
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with two suites of twenty problems and a group of both."""
