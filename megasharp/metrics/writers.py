@@ -74,8 +74,10 @@ class MetricLog:
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Append one line for `step` and hand it to the operating system, so that a killed run keeps it."""
         assert not RESERVED & values.keys(), sorted(RESERVED & values.keys())
+        finite = {name: value if value is not None and math.isfinite(value) else None for name, value in values.items()}
+        row = {"step": step, "time": time.time(), **finite}
         try:
-            self._file.write(_line({"step": step, "time": time.time(), **values}))
+            self._file.write(json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n")
             self._file.flush()
             if self._tensorboard is not None:
                 self._tensorboard.write(step, values)
@@ -263,11 +265,6 @@ def parse_row(line: bytes) -> Row | None:
     except ValueError:
         return None
     return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
-
-
-def _line(row: Mapping[str, float | None]) -> str:
-    finite = {name: value if value is not None and math.isfinite(value) else None for name, value in row.items()}
-    return json.dumps(finite, allow_nan=False, separators=(",", ":")) + "\n"
 
 
 def _cannot_write(path: Path, error: OSError) -> UserError:

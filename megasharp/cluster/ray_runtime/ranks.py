@@ -21,10 +21,9 @@ from torch import Tensor
 
 from megasharp.cluster.ray_runtime.process_environment import usable
 from megasharp.cluster.ray_runtime.rank_actor import Joiner, Parcel, RankActor, RankFacts
-from megasharp.cluster.ray_runtime.slots import Seat, Slots, end_actors
+from megasharp.cluster.ray_runtime.slots import Slots, end_actors
 from megasharp.common.errors import RankDied, UserError, one_line
 from megasharp.common.group_environment import in_order
-from megasharp.common.records import ParallelLayout
 from megasharp.learner.learner import POLICY, LearnerSettings, RankLearner
 from megasharp.learner.parallel import device_of_rank
 from megasharp.learner.ranks.processes import Failed, Returned
@@ -70,9 +69,11 @@ class RayRanks:
         facts = [
             RankFacts(rank, slots.seats[seat].node, own, self._log(rank), threads) for rank, seat in enumerate(seats)
         ]
+        capabilities = [slots.seats[seat].capability for seat in seats]
+        ordered = [in_order(layout.splits_tensors, capability, os.environ) for capability in capabilities]
         self._actors = [
-            slots.actor(RankActor, seat, fact, variables={**variables, **_in_order(layout, slots.seats[seat])})
-            for seat, fact in zip(seats, facts, strict=True)
+            slots.actor(RankActor, seat, fact, variables={**variables, **own})
+            for seat, fact, own in zip(seats, facts, ordered, strict=True)
         ]
         deadline = time.monotonic() + start_limit_s
         try:
@@ -200,10 +201,6 @@ class RayRanks:
     def _kill(self) -> None:
         actors, self._actors = self._actors, []
         end_actors(actors, _SHUTDOWN_S)
-
-
-def _in_order(layout: ParallelLayout, seat: Seat) -> dict[str, str]:
-    return in_order(layout.splits_tensors, seat.capability, os.environ)
 
 
 def _arrived(pending: Mapping[int, Any], limit: float) -> dict[int, Any]:

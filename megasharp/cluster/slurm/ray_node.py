@@ -189,7 +189,9 @@ class RayNode:
         environment = {**os.environ, **server_environment(_ANSWER_S)}
         with alive_file.open("wb") as output, subprocess.Popen(command, stdout=output, env=environment) as watch:
             try:
-                while sorted(alive := _last_line(alive_file)) != sorted(names):
+                while sorted(alive := (alive_file.read_text("utf-8").splitlines() or [""])[-1].split()) != sorted(
+                    names
+                ):
                     check()
                     if time.monotonic() > self._deadline or self.ended():
                         why = "Ray ended on the first node" if self.ended() else "the deadline has passed"
@@ -237,8 +239,3 @@ def follow_until_ready(node: RayNode, folder: Path, deadline: float, over: Path,
 def publish(folder: Path, name: str, text: str) -> None:
     """Write a file for the other nodes."""
     write_text(folder / name, text + "\n")
-
-
-def _last_line(file: Path) -> list[str]:
-    lines = file.read_text(encoding="utf-8").splitlines()
-    return lines[-1].split() if lines else []

@@ -127,7 +127,7 @@ def parse_loan(text: str) -> Loan:
         raw = json.loads(text)
         pieces = raw["pieces"]
         if pieces is not None:
-            pieces = tuple(_piece(*words) for words in pieces)
+            pieces = tuple(Piece(name, dim, start, tuple(shape), *rest) for name, dim, start, shape, *rest in pieces)
         return Loan(Stamp(**raw["stamp"]), _memory(raw["memory"]), str(raw["layout"]), pieces)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError("this is no description of lent weights") from error
@@ -181,10 +181,6 @@ def opened(handle: Handle) -> Tensor:
     except RuntimeError as error:
         raise ValueError(f"lent memory cannot be opened: {str(error).splitlines()[0]}") from error
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def _piece(name: str, dim: int, start: int, shape: list[int], dtype: str, storage: int, offset: int) -> Piece:
-    return Piece(name, dim, start, tuple(shape), dtype, storage, offset)
 
 
 def _number_of(uuid: str) -> int:

@@ -128,7 +128,7 @@ def criterion_table(criteria: Criteria) -> Table:
     for setting, found in criteria.items():
         for alignment in ALIGNMENTS:
             correlation_R = found.correlation_R(alignment)
-            sides = [_cell(found.losing(alignment, large)) for large in (True, False)]
+            losing = [found.losing(alignment, large) for large in (True, False)]
             lines.append(
                 (
                     setting.estimator,
@@ -136,16 +136,12 @@ def criterion_table(criteria: Criteria) -> Table:
                     alignment,
                     float(correlation_R.mean()),
                     standard_error(correlation_R),
-                    *sides,
+                    *("no steps" if np.isnan(share) else share for share in losing),
                 )
             )
     columns = ("estimator", "G", "a/b", "rank correlation", "standard error", "loses, R > 1", "loses, R <= 1")
     title = f"Corollary 3.2's R of a step and Siamese's loss in it (held-out input, similarity {SIMILARITY})"
     return Table("criterion", title, columns, tuple(lines))
-
-
-def _cell(share: float) -> Cell:
-    return "no steps" if np.isnan(share) else share
 
 
 def criterion_claims(criteria: Criteria) -> tuple[Claim, ...]:

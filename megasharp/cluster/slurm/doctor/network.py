@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from megasharp.cluster.slurm import ray_node
-from megasharp.cluster.slurm.doctor.all_reduce import MEBIBYTES, Measured, measure
+from megasharp.cluster.slurm.doctor.all_reduce import MEBIBYTES, measure
 from megasharp.cluster.slurm.doctor.findings import GB, Finding, Patient
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import Scratch
@@ -149,15 +149,11 @@ def try_all_reduce(patient: Patient) -> Iterator[Finding]:
         text = f"took part as node {place.node} of {nodes}; the first node says how fast"
         yield Finding("ok", "all-reduce", text)
         return
-    yield _judged(measured, world, local, device, nodes)
-    if nodes > 1:
-        yield clocks(dict(zip(place.nodes, measured.clocks[::local], strict=True)))
-
-
-def _judged(measured: Measured, world: int, local: int, device: str, nodes: int) -> Finding:
     expected = None if device == "cpu" else _IN_A_NODE if nodes == 1 else _OF_AN_ADAPTER * local
     where = "on this node" if nodes == 1 else f"on {nodes} nodes"
-    return all_reduce(world, bus_bandwidth(MEBIBYTES[device] << 20, measured.seconds, world), expected, where)
+    yield all_reduce(world, bus_bandwidth(MEBIBYTES[device] << 20, measured.seconds, world), expected, where)
+    if nodes > 1:
+        yield clocks(dict(zip(place.nodes, measured.clocks[::local], strict=True)))
 
 
 def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
