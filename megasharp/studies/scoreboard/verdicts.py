@@ -22,6 +22,8 @@ ALLOWED = {
 }
 DISTANCES = Path("examples/frontier/results/distances.csv")
 LEVEL = 0.05
+# Values of a measured row that the page's head names.
+USUAL = (("suite", "countdown_test"), ("temperature", "1.0"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,11 @@ def _held_to_figures(claim: PaperClaim, files: Mapping[str, Lines]) -> list[str]
             "open" if not shown else "as claimed" if (difference > 0.0) == (check.sign == "above") else "contrary"
         )
         sides = [rows[0][side].removeprefix("claim_") for side in ("case", "against") if side in rows[0]]
-        rest = [value for key, value in check.row.items() if key not in ("case", "against")]
+        rest = [
+            f"decoded at {value}" if key == "temperature" else value
+            for key, value in check.row.items()
+            if key not in ("case", "against") and (key, value) not in USUAL
+        ]
         figures.append(f"{', '.join([' less '.join(sides), *rest])}: {difference:+.3f} [{low:+.3f}, {high:+.3f}]")
     if outcomes == {"open"}:
         allowed = ("not shown here",)
