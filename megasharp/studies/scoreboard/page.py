@@ -32,8 +32,9 @@ not hold here may hold for larger models, and the reverse. *Miniature* and *seco
 [collapse in miniature](../examples/collapse_in_miniature/README.md) and its second table (one seed, not tuned);
 *solution multiplicity* is [a study of its own](../examples/solution_multiplicity/README.md). Names in `code` without a
 folder are run files of [configs/algo/paper](../configs/algo/paper/README.md). Figures of the form "A less B" are
-[runs at one learning rate](../examples/frontier/README.md#parts-and-coefficients), 5e-5, on 256 test problems unless they
-name another suite, with at least three seeds and nothing corrected; more pass@256 there is seldom more at equal pass@1.
+[runs at one learning rate](../examples/frontier/README.md#parts-and-coefficients), 5e-5, on 256 test problems unless
+they name another suite, with at least three seeds and nothing corrected; more pass@256 there is seldom more at equal
+pass@1.
 """
 
 
