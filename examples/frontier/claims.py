@@ -19,10 +19,10 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from records import TEST, UNTRAINED, counts, t_test, table, values, write
+from records import TEST, UNTRAINED, counts, method_runs, t_test, table, values, write
 
 from megasharp.evals.crossed import crossed
-from megasharp.evals.frontier import MethodRuns, Values, distance
+from megasharp.evals.frontier import Values, distance
 
 CLAIMS = Path(__file__).parent / "claims"
 MINIATURE = Path(__file__).parents[1] / "collapse_in_miniature"
@@ -142,16 +142,12 @@ def from_the_line() -> Iterator[tuple[object, ...]]:
         if case != UNTRAINED and all(f"{side}_s{seed}" in frontier for side in sides):
             by_case.setdefault(case, []).append(seed)
     for case, seeds in by_case.items():
-        line = [_runs(side, [frontier[f"{side}_s{seed}"] for seed in seeds]) for side in sides]
-        found = distance(_runs(case, [own[f"{case}_s{seed}"] for seed in seeds]), line)
+        line = [method_runs(side, [frontier[f"{side}_s{seed}"] for seed in seeds], "pass@256") for side in sides]
+        found = distance(method_runs(case, [own[f"{case}_s{seed}"] for seed in seeds], "pass@256"), line)
         if found is not None:
             interval = found.crossed.interval()
             numbers = (found.x, float(found.crossed.difference), interval.low, interval.high)
             yield case, "line", TEST, "1.0", "pass@256", len(seeds), *(f"{number:.5f}" for number in numbers)
-
-
-def _runs(name: str, lines: list[Mapping[str, str]]) -> MethodRuns:
-    return MethodRuns(name, values(lines, "pass@1"), values(lines, "pass@256"))
 
 
 def pairs(by_case: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, str, list[str]]]:

@@ -106,9 +106,12 @@ def untrained_point(runs: Iterable[Run]) -> Point:
 def tested(name: str, runs: Sequence[str], metric: str) -> MethodRuns:
     """Return pass@1 and a metric of these runs on the test problems; pass@k for any k <= 256, or distinct_correct."""
     lines = counts(TEST)
-    return MethodRuns(
-        name, values([lines[run] for run in runs], "pass@1"), values([lines[run] for run in runs], metric)
-    )
+    return method_runs(name, [lines[run] for run in runs], metric)
+
+
+def method_runs(name: str, lines: Sequence[Mapping[str, str]], metric: str) -> MethodRuns:
+    """Return pass@1 and a metric of lines of `counts.csv`, one a run."""
+    return MethodRuns(name, values(lines, "pass@1"), values(lines, metric))
 
 
 def counts(suite: str, temperature: float = 1.0, folder: Path = RESULTS) -> dict[str, dict[str, str]]:

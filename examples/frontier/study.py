@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -99,7 +100,7 @@ def trained(cell: Cell, folder: Path, sweep: str, test: Test | None) -> Rows:
         rows["counts"] = (COUNTS, measured(cell.name, str(run), cell.seed, folder, test))
     settings = {key: value for key, value in cell.tree.items() if key not in ("name", "seed")}
     # The first is run.yaml; the others are presets.
-    settings["include"] = [str(Path(file).relative_to(Path.cwd())) for file in cell.tree["include"][1:]]
+    settings["include"] = [os.path.relpath(file) for file in cell.tree["include"][1:]]
     seconds = f"{time.monotonic() - began:.0f}"
     line = [cell.name, cell.row, cell.seed, sweep, history.last_step, history.tokens, seconds, json.dumps(settings)]
     shutil.rmtree(run)
