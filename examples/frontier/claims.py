@@ -3,14 +3,16 @@
     python examples/frontier/claims.py
 
 Each case is compared with its reference by runs of the same seeds, and with GRPO's line at equal pass@1 (`against` is
-"line", `value` its pass@1), with intervals over seeds and problems. Entropy and log-probs of candidates are means over
-the last 40 steps of training, with t intervals over seeds; those of examples/collapse_in_miniature are beside them.
+"line", `value` its pass@1), with intervals over seeds and problems. Problems of three numbers count where they are not
+in the training data. Entropy and log-probs of candidates are means over the last windows of training that have 30 steps
+together, with t intervals over seeds; those of examples/collapse_in_miniature are beside them.
 Nothing is corrected for the number of rows: three seeds describe. docs/claims.md is made from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -19,15 +21,24 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from records import TEST, UNTRAINED, counts, method_runs, t_test, table, values, write
+from records import TEST, UNTRAINED, WINDOW, counts, method_runs, t_test, table, values, write
 
 from megasharp.evals.crossed import crossed
 from megasharp.evals.frontier import Values, distance
 
 CLAIMS = Path(__file__).parent / "claims"
 MINIATURE = Path(__file__).parents[1] / "collapse_in_miniature"
-METRICS = ("pass@1", "pass@16", "pass@64", "pass@256", "distinct_correct")
+METRICS = ("pass@1", "pass@8", "pass@16", "pass@64", "pass@256", "distinct_correct")
 EASY = "pass@1, easy"
+# A suite of which most problems are in the training data, and both files.
+RELATED = "multiplicity_countdown_3"
+EXAMPLES = Path(__file__).parents[1]
+TRAINING_DATA = EXAMPLES / "quickstart" / "data" / "train.jsonl"
+RELATED_DATA = EXAMPLES / "solution_multiplicity" / "data" / "countdown_3" / "test.jsonl"
+LAST_STEPS = 30
+# GRPO's samples stand beside those at a temperature lower by this too, under a name of their own.
+WARMER = 0.2
+HEAT, WARM = "claim_heat_grpo", f"claim_heat_grpo, {WARMER} warmer"
 COLUMNS = ("case", "against", "suite", "temperature", "metric", "seeds", "value", "difference", "low", "high")
 LAST_TUNING_SEED = 12
 EARLY = ("40", "80")
@@ -56,7 +67,7 @@ REFERENCES = {
     "claim_ds_sequence": "claim_grpo",
     "claim_gspo_n": "claim_gspo",
     "claim_related_": UNTRAINED,
-    "claim_heat_": "claim_heat_grpo",
+    "claim_heat_": HEAT,
 }
 # Further pairs that a claim is about.
 ALSO = (
@@ -90,6 +101,7 @@ ALSO = (
     ("claim_dapo_iac", "claim_dapo"),
     ("claim_dapo_iac", "claim_iac-alpha1"),
     ("claim_dapo_iac_dlc", "claim_dapo_iac"),
+    ("claim_heat_casp", WARM),
     *(
         (f"claim_{case}", UNTRAINED)
         for case in ("grpo", "casp", "ds_sequence", "grpo_n", "gspo_n", "nsr", "w_reinforce")
@@ -123,6 +135,8 @@ def differences() -> Iterator[tuple[object, ...]]:
         for case, other, seeds in pairs(by_case):
             for metric in METRICS if setup.suite != TEST else (*METRICS, EASY):
                 own_RP, other_RP = (_metric(by_case[each], seeds, metric) for each in (case, other))
+                if setup.suite == RELATED:
+                    own_RP, other_RP = own_RP[:, unseen_problems()], other_RP[:, unseen_problems()]
                 found = crossed(other_RP, own_RP, paired=True)
                 assert found is not None
                 interval = found.interval()
@@ -167,15 +181,25 @@ def in_training() -> Iterator[tuple[object, ...]]:
     for line in [*table("training", CLAIMS), *shared("training")]:
         case, _, seed = line["run"].rpartition("_s")
         windows.setdefault(case, {}).setdefault(seed, []).append(line)
-    ends = {case: {seed: _means(lines[-2:]) for seed, lines in by_seed.items()} for case, by_seed in windows.items()}
+    ends = {case: {seed: _means(_last(lines)) for seed, lines in by_seed.items()} for case, by_seed in windows.items()}
     starts = {case: {seed: _means(lines[:1]) for seed, lines in by_seed.items()} for case, by_seed in windows.items()}
     yield from _t_lines(ends, "training", "")
     for case in ends:
         yield from _t_pair((case, f"{case} at its start", "training", ""), ends[case], starts[case])
 
 
-def _means(lines: list[Mapping[str, str]]) -> dict[str, float]:
-    found = {metric: fmean(float(line[metric]) for line in lines) for metric in ("entropy", "lambda_1", "lambda_2")}
+def _last(lines: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """Return the last windows of a run that have LAST_STEPS steps together: the very last may be short."""
+    end = int(lines[-1]["step"])
+    return [line for line in lines if int(line["step"]) > end - LAST_STEPS]
+
+
+def _means(lines: Sequence[Mapping[str, str]]) -> dict[str, float]:
+    # A window goes from the one before to its own step.
+    steps = [(int(line["step"]) - 1) % WINDOW + 1 for line in lines]
+    found = {
+        metric: fmean([float(line[metric]) for line in lines], steps) for metric in ("entropy", "lambda_1", "lambda_2")
+    }
     return {**found, "lambda_1 - lambda_2": found["lambda_1"] - found["lambda_2"]}
 
 
@@ -270,6 +294,9 @@ def recorded() -> dict[Setup, dict[str, Mapping[str, str]]]:
     found: dict[Setup, dict[str, Mapping[str, str]]] = {}
     for line in sorted(lines, key=lambda line: (line["suite"] != TEST, line["suite"], line["run"])):
         found.setdefault(Setup(line["suite"], line["temperature"]), {})[line["run"]] = line
+        if line["run"].startswith(HEAT):
+            cooler = Setup(line["suite"], f"{float(line['temperature']) - WARMER:.1f}")
+            found.setdefault(cooler, {})[line["run"].replace(HEAT, WARM)] = line
     return found
 
 
@@ -290,6 +317,16 @@ def reference(case: str) -> str:
 def _metric(by_seed: Mapping[str, Mapping[str, str]], seeds: list[str], metric: str) -> Values:
     found_RP = np.concatenate([values([by_seed[seed]], metric.partition(",")[0]) for seed in seeds])
     return found_RP[:, easy_problems()] if metric == EASY else found_RP
+
+
+@lru_cache(maxsize=1)
+def unseen_problems() -> tuple[int, ...]:
+    """Return the problems of the related suite that are not in the training data, whatever their numbers' order."""
+    trained, related = (
+        [(sorted(row["numbers"]), row["target"]) for row in map(json.loads, path.open(encoding="utf-8"))]
+        for path in (TRAINING_DATA, RELATED_DATA)
+    )
+    return tuple(place for place, problem in enumerate(related) if problem not in trained)
 
 
 @lru_cache(maxsize=1)

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from math import ceil, sqrt
 
 import numpy as np
-from confirm import SEEDS
+from confirm import FOLLOWED, SEEDS
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from records import RESULTS, TEST, UNTRAINED, Run, counts, rate_name, read_runs, tested, untrained_point
+from records import RESULTS, TEST, UNTRAINED, Point, Run, counts, rate_name, read_runs, tested, untrained_point
 
 from megasharp.evals.frontier import Values, upper_hull
 from megasharp.reporting.style import COLOURS, INK, MUTED, PAPER, dress, new_figure, save_figure
@@ -25,6 +25,8 @@ from megasharp.reporting.style import COLOURS, INK, MUTED, PAPER, dress, new_fig
 GREY = COLOURS[0]
 # The part of the plane that is enlarged.
 NEAR_X, NEAR_Y = (0.232, 0.294), (0.835, 0.925)
+# Places of labels around a point, in pixels.
+AROUND = [np.array([across, up]) for across in (-17.0, 0.0, 17.0) for up in (-15.0, 0.0, 15.0) if across or up]
 COLUMNS = 4
 PANEL = (2.6, 2.3)
 
@@ -41,7 +43,7 @@ class Cloud:
 
 def main() -> None:
     """Draw what the recorded runs allow."""
-    runs = [run for run in read_runs() if run.seed in SEEDS]
+    runs = [run for run in read_runs() if run.seed in FOLLOWED.get(run.method, SEEDS)]
     save_figure(frontier(runs), RESULTS / "frontier.png")
     save_figure(curves(runs), RESULTS / "curves.png")
     save_figure(by_tokens(runs), RESULTS / "tokens.png")
@@ -81,14 +83,30 @@ def frontier(runs: Sequence[Run]) -> Figure:
         axes.set_xlabel("pass@1", fontsize=8, color=MUTED)
     whole, near = panels
     near.set(xlim=NEAR_X, ylim=NEAR_Y)
+    labels: dict[Axes, list[tuple[str, Point, str]]] = {}
     for index, (name, (x, y, *_)) in enumerate(points.items()):
         inside = NEAR_X[0] < x < NEAR_X[1] and NEAR_Y[0] < y < NEAR_Y[1]
         axes, colour = near if inside else whole, _colour(index, name)
-        axes.annotate(str(index), (x, y), xytext=(5, 5), textcoords="offset points", fontsize=7.5, color=colour)
+        labels.setdefault(axes, []).append((str(index), (x, y), colour))
         figure.text(0.79, 0.86 - index * 0.041, f"{index}  {name}", fontsize=7.5, color=colour, va="top")
+    for axes, each in labels.items():
+        _write(axes, each, [(x, y) for x, y, *_ in points.values()])
     whole.set_ylabel("pass@256", fontsize=8, color=MUTED)
     figure.text(0.015, 0.955, "256 test problems after 600,000 tokens; line: GRPO's rates", fontsize=11, color=INK)
     return figure
+
+
+def _write(axes: Axes, labels: Sequence[tuple[str, Point, str]], points: Sequence[Point]) -> None:
+    """Write each label at that place around its point that is farthest from other points and labels."""
+    taken: list[Values] = [np.asarray(place) for place in axes.transData.transform(points)]
+    for text, point, colour in labels:
+        own = np.asarray(axes.transData.transform(point))
+        free = [other for other in taken if not np.allclose(other, own)]
+        offset = max(AROUND, key=lambda around: min(np.hypot(*(own + around - other)) for other in free))
+        taken.append(own + offset)
+        axes.annotate(
+            text, own + offset, xycoords="figure pixels", ha="center", va="center", fontsize=7.5, color=colour
+        )
 
 
 def _is_baseline(name: str) -> bool:

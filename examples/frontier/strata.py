@@ -2,8 +2,9 @@
 
     python examples/frontier/strata.py
 
-Reads the folders of `examples/solution_multiplicity/strata/`; writes `changes.csv` (each method less GRPO, by stratum),
-`contrasts.csv` (most solutions less one solution) and both as `tables.md` there.
+Reads the folders of `examples/solution_multiplicity/strata/`; writes `changes.csv` (each method less GRPO and less the
+untrained model, by stratum), `contrasts.csv` (most solutions less one solution) and what is less GRPO as `tables.md`
+there.
 """
 
 from __future__ import annotations
@@ -21,20 +22,22 @@ from megasharp.evals.frontier import Values
 STRATA_RESULTS = Path(__file__).parents[1] / "solution_multiplicity" / "strata"
 # Distinct solutions of a problem, by the names of folders.
 STRATA = {"1": "1", "2_to_3": "2 to 3", "4_to_8": "4 to 8", "over_8": "more than 8"}
+BASELINE = "grpo"
 PRIMARY = "pass@8"
 METRICS = ("pass@1", PRIMARY, "pass@64")
 # Those that stratified.md tests; the others are described.
 TESTED = ("bonus-coefficient0.01", "bonus-coefficient0.03", "penalty-coefficient0.01")
-CHANGES = ("solutions", "method", "metric", "seeds", "value", "change", "low", "high")
+CHANGES = ("solutions", "case", "against", "metric", "seeds", "value", "difference", "low", "high")
 CONTRASTS = ("method", "metric", "difference", "low", "high", "p", "holm")
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A method's mean in one stratum, and its change against GRPO; None for GRPO itself and the untrained model."""
+    """A method's mean in one stratum, and its change against another; None where that is itself."""
 
     stratum: str
     method: str
+    against: str
     metric: str
     seeds: int
     value: float
@@ -43,9 +46,10 @@ class Change:
 
 def main() -> None:
     """Write the three files."""
-    found = [one for stratum in STRATA for metric in METRICS for one in changes(stratum, metric)]
+    by_stratum = [one for stratum in STRATA for metric in METRICS for one in changes(stratum, metric)]
+    found = [one for one in by_stratum if one.against == BASELINE]
     contrasts = {metric: contrast(found, metric) for metric in METRICS}
-    write(STRATA_RESULTS / "changes.csv", CHANGES, map(_change_line, found))
+    write(STRATA_RESULTS / "changes.csv", CHANGES, [_change_line(one) for one in by_stratum if one.crossed is not None])
     rows = [line for metric, each in contrasts.items() for line in _contrast_lines(metric, each)]
     write(STRATA_RESULTS / "contrasts.csv", CONTRASTS, rows)
     text = f"{_changes_table(found)}\n{_contrasts_table(contrasts)}"
@@ -53,21 +57,23 @@ def main() -> None:
 
 
 def changes(stratum: str, metric: str) -> list[Change]:
-    """Hold each method of a stratum against GRPO, with pairs by seed."""
+    """Hold each method of a stratum against GRPO and the untrained model, with pairs by seed."""
     counts = {line["run"]: line for line in table("counts", STRATA_RESULTS / stratum)}
     by_method: dict[str, dict[str, Values]] = {}
     for run, line in sorted(counts.items()):
         method, _, seed = run.rpartition("_s")
         by_method.setdefault(method, {})[seed] = values([line], metric)[0]
-    baseline = by_method["grpo"]
     found = []
-    for method in (UNTRAINED, "grpo", *sorted(by_method.keys() - {UNTRAINED, "grpo"})):
-        own = by_method[method]
-        pairs = [seed for seed in own if seed in baseline] if method not in (UNTRAINED, "grpo") else []
-        before_RP, after_RP = (_stack(each, pairs) for each in (baseline, own)) if pairs else (None, None)
-        change = None if before_RP is None or after_RP is None else crossed(before_RP, after_RP, paired=True)
-        mean = float(_stack(own, sorted(own)).mean())
-        found.append(Change(stratum, method, metric, len(own), mean, change))
+    for against in (BASELINE, UNTRAINED):
+        for method in (UNTRAINED, BASELINE, *sorted(by_method.keys() - {UNTRAINED, BASELINE})):
+            own, other = by_method[method], by_method[against]
+            pairs = sorted(own.keys() & other.keys())
+            change = None
+            # The untrained model stands in the table of what is less GRPO by its value alone.
+            if method not in (against, UNTRAINED):
+                change = crossed(_stack(other, pairs), _stack(own, pairs), paired=True)
+            mean = float(_stack(own, sorted(own)).mean())
+            found.append(Change(stratum, method, against, metric, len(own), mean, change))
     return found
 
 
@@ -93,9 +99,8 @@ def holm(contrasts: Mapping[str, Crossed], metric: str) -> dict[str, float]:
 
 
 def _change_line(one: Change) -> tuple[object, ...]:
-    head = (one.stratum, one.method, one.metric, one.seeds, f"{one.value:.5f}")
-    if one.crossed is None:
-        return *head, "", "", ""
+    assert one.crossed is not None
+    head = (one.stratum, one.method, one.against, one.metric, one.seeds, f"{one.value:.5f}")
     interval = one.crossed.interval()
     return *head, *(f"{number:.5f}" for number in (float(one.crossed.difference), interval.low, interval.high))
 

@@ -143,13 +143,8 @@ def _held_to_figures(claim: PaperClaim, files: Mapping[str, Lines]) -> list[str]
         outcomes.add(
             "open" if not shown else "as claimed" if (difference > 0.0) == (check.sign == "above") else "contrary"
         )
-        sides = [rows[0][side].removeprefix("claim_") for side in ("case", "against") if side in rows[0]]
-        rest = [
-            f"decoded at {value}" if key == "temperature" else value
-            for key, value in check.row.items()
-            if key not in ("case", "against") and (key, value) not in USUAL
-        ]
-        figures.append(f"{', '.join([' less '.join(sides), *rest])}: {difference:+.3f} [{low:+.3f}, {high:+.3f}]")
+        figures.append(_figures(rows[0], check.row))
+    figures += _left_out(claim, files)
     if outcomes == {"open"}:
         allowed = ("not shown here",)
     elif outcomes == {"as claimed"}:
@@ -159,6 +154,44 @@ def _held_to_figures(claim: PaperClaim, files: Mapping[str, Lines]) -> list[str]
     if claim.word not in allowed:
         _refuse(claim, f"its measured differences allow {' or '.join(allowed)}: {'; '.join(figures)}")
     return figures
+
+
+def _left_out(claim: PaperClaim, files: Mapping[str, Lines]) -> list[str]:
+    """Return what was recorded without zero at other k of the same pairs, so that no claim chooses its k."""
+    named: dict[tuple[str, tuple[tuple[str, str], ...]], set[str]] = {}
+    for check in claim.measured:
+        pair = tuple(item for item in check.row.items() if item[0] != "metric")
+        named.setdefault((check.file, pair), set()).add(check.row.get("metric", ""))
+    found = []
+    for (file, pair), metrics in named.items():
+        others = [
+            _figures(line, {**dict(pair), "metric": line["metric"]})
+            for line in files[file]
+            if any(map(_is_pass_at_k, metrics))
+            and dict(pair).items() <= line.items()
+            and _is_pass_at_k(line["metric"])
+            and line["metric"] not in metrics
+            and (float(line["low"]) > 0.0 or float(line["high"]) < 0.0)
+        ]
+        found += [f"also {figures}" for figures in others]
+    return found
+
+
+def _figures(line: Mapping[str, str], row: Mapping[str, str]) -> str:
+    """Format a measured difference, named by what the page's head does not say of its `row`."""
+    sides = [line[side].removeprefix("claim_") for side in ("case", "against") if side in line]
+    rest = [
+        f"decoded at {value}" if key == "temperature" else value
+        for key, value in row.items()
+        if key not in ("case", "against") and (key, value) not in USUAL
+    ]
+    difference, low, high = (float(line[key]) for key in ("difference", "low", "high"))
+    return f"{', '.join([' less '.join(sides), *rest])}: {difference:+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+def _is_pass_at_k(metric: str) -> bool:
+    """True for pass@k of more than one sample, over all problems."""
+    return metric.startswith("pass@") and metric[5:].isdigit() and metric != "pass@1"
 
 
 def _frontier_word(verdict: str, sign: str) -> str:

@@ -18,7 +18,7 @@ from megasharp.evals.frontier import area_above, distance
 from megasharp.reporting.sweeps.grid import cells, load_sweep
 
 STUDY = Path(__file__).parents[3] / "examples" / "frontier"
-MODULES = ("records", "confirm", "tuning", "strata", "claims", "prolonged")
+MODULES = ("records", "confirm", "tuning", "strata", "claims", "prolonged", "tokens")
 
 
 @pytest.fixture
@@ -29,7 +29,8 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
     monkeypatch.setattr(loaded["records"], "RESULTS", tmp_path)
     monkeypatch.setattr(loaded["records"].table, "__defaults__", (tmp_path,))
     monkeypatch.setattr(loaded["records"].counts, "__defaults__", (1.0, tmp_path))
-    monkeypatch.setattr(loaded["confirm"], "RESULTS", tmp_path)
+    for name in ("confirm", "tokens"):
+        monkeypatch.setattr(loaded[name], "RESULTS", tmp_path)
     yield loaded
     for name in MODULES:
         sys.modules.pop(name)
@@ -183,14 +184,19 @@ def test_a_case_is_compared_with_its_own_reference(
         ]
         records.add(tmp_path, "curves", records.CURVES, points)
         for case, level in levels.items():
-            for temperature in (0.6, 1.0):
+            for temperature in (0.6, 0.8, 1.0):
                 add(tmp_path / "claims", f"{case}_s{seed}", level, temperature)
     claims.main()
     with (tmp_path / "claims" / "differences.csv").open(encoding="utf-8") as lines:
         rows = list(csv.DictReader(lines))
     beside_untrained = {line["case"] for line in rows if line["against"] == records.UNTRAINED}
     assert beside_untrained == {"claim_grpo", "claim_casp"}
-    rows = [line for line in rows if line["against"] != records.UNTRAINED]
+    warmer = [line for line in rows if "warmer" in line["case"] + line["against"] and line["metric"] == "pass@1"]
+    assert {(line["case"], line["temperature"]) for line in warmer if "warmer" in line["against"]} == {
+        ("claim_heat_casp", "0.6"),
+        ("claim_heat_casp", "0.8"),
+    }
+    rows = [line for line in rows if line["against"] != records.UNTRAINED and line not in warmer]
     found = {(line["case"], line["temperature"]): line for line in rows if line["metric"] == "pass@1"}
     assert {case for case, _ in found} == {*levels, "claim_grpo at step 40", "claim_grpo at step 80"} - {
         "claim_heat_grpo"
@@ -209,6 +215,53 @@ def test_a_case_is_compared_with_its_own_reference(
     easy = {line["case"]: float(line["value"]) for line in rows if line["metric"] == "pass@1, easy"}
     assert easy["claim_casp"] > float(found["claim_casp", "1.0"]["value"])
     assert next(line["case"] for line in rows if line["metric"] == "correlation") == "distinct_next"
+
+
+def test_only_problems_that_were_not_trained_on_count_as_related(study: dict[str, ModuleType]) -> None:
+    claims = study["claims"]
+    trained = {json.dumps(row) for row in _problems(claims.TRAINING_DATA)}
+    related = [json.dumps(row) for row in _problems(claims.RELATED_DATA)]
+    unseen = claims.unseen_problems()
+    assert [row in trained for row in related] == [place not in unseen for place in range(len(related))]
+    assert len(unseen) == 95
+
+
+def _problems(path: Path) -> list[list[int]]:
+    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return [[row["target"], *sorted(row["numbers"])] for row in rows]
+
+
+def test_a_short_last_window_counts_by_its_steps(study: dict[str, ModuleType]) -> None:
+    """Steps 41 to 60 and 61 alone: as many are taken as have 30 steps together, and each weighs by its own."""
+    claims = study["claims"]
+    by_step = {20: 1.0, 40: 2.0, 60: 3.0, 61: 9.0}
+    windows = [
+        {"step": step, "entropy": value, "lambda_1": value, "lambda_2": value} for step, value in by_step.items()
+    ]
+    last = claims._last(windows)
+    assert [line["step"] for line in last] == [40, 60, 61]
+    assert claims._means(last)["entropy"] == pytest.approx((20 * 2.0 + 20 * 3.0 + 9.0) / 41)
+
+
+def test_equal_tokens_are_compared_by_pairs_of_seeds(study: dict[str, ModuleType], tmp_path: Path) -> None:
+    """A method above the line that two rates of GRPO draw, by as much in each seed."""
+    records, tokens = study["records"], study["tokens"]
+    rng = np.random.default_rng(3)
+    for seed in range(101, 105):
+        shift = rng.normal(0.0, 0.01)
+        for row, rate, x, y in (
+            ("grpo-lr2.5e-05", 2.5e-5, 0.20, 0.90),
+            ("grpo-lr0.0001", 1e-4, 0.30, 0.80),
+            ("kl-coefficient0.01-lr5e-05", 5e-5, 0.25, 0.88),
+        ):
+            name, settings = f"{row}_s{seed}", json.dumps({"policy": {"optimizer": {"lr": rate}}})
+            points = [(0, 0.1, 0.98), (800_000, 2 * x - 0.1, 2 * y - 0.98 + 2 * shift)]
+            curve = [[name, at, at, one, *[0.5] * 5, many, *[0.3] * 5] for at, one, many in points]
+            records.add(tmp_path, "curves", records.CURVES, curve)
+            records.add(tmp_path, "runs", records.RUNS, [[name, row, seed, "confirm", 135, 1, 1, settings]])
+    tokens.main()
+    (line,) = [line for line in (tmp_path / "tokens.md").read_text().splitlines() if line.startswith("| `kl")]
+    assert line.count("+0.030 [+0.030, +0.030]") == 1 and "0.250" in line, line
 
 
 def test_prolonged_runs_that_widen_and_have_two_stages_are_seen(

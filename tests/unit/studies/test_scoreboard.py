@@ -168,6 +168,20 @@ def test_measured_differences_decide_what_a_verdict_may_be(cases: list[str], ver
         computed(of("holds", measured=[snow]), {}, found)
 
 
+def test_a_claim_cannot_choose_its_k() -> None:
+    """What was recorded without zero at another k stands beside the k that a claim names; pass@1 is another matter."""
+    pair = {"case": "wet", "against": "dry"}
+    rows = {"pass@1": "drier", "pass@16": "drier", "pass@64": "alike", "pass@256": "wetter"}
+    found = Measured({}, {"rain.csv": [{**pair, "metric": metric, **ROWS[row]} for metric, row in rows.items()]})
+    check = MeasuredCheck(file="rain.csv", row={**pair, "metric": "pass@256"})
+    assert computed(of("holds", measured=[check]), {}, found) == [
+        "wet less dry, pass@256: +0.050 [+0.010, +0.090]",
+        "also wet less dry, pass@16: -0.050 [-0.090, -0.010]",
+    ]
+    check = MeasuredCheck(file="rain.csv", row={**pair, "metric": "pass@1"}, sign="below")
+    assert len(computed(of("holds", measured=[check]), {}, found)) == 1
+
+
 def test_the_page_has_every_claim_with_its_verdict() -> None:
     """With outcomes that fit the verdicts; the studies run in the long tier."""
     claims = [claim for name in PAPERS for claim in read_paper(name).claims]
