@@ -24,6 +24,8 @@ DISTANCES = Path("examples/frontier/results/distances.csv")
 LEVEL = 0.05
 # Values of a measured row that the page's head names.
 USUAL = (("suite", "countdown_test"), ("temperature", "1.0"))
+# What a value of these columns reads as.
+ROW_WORDS = {"temperature": "decoded at {}", "solutions": "solutions: {}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ def _held_to_figures(claim: PaperClaim, files: Mapping[str, Lines]) -> list[str]
         outcomes.add(
             "open" if not shown else "as claimed" if (difference > 0.0) == (check.sign == "above") else "contrary"
         )
-        figures.append(_figures(rows[0], check.row))
+        figures.append(f"{_label(rows[0], check.row)}: {_interval(rows[0])}")
     figures += _left_out(claim, files)
     if outcomes == {"open"}:
         allowed = ("not shown here",)
@@ -165,7 +167,7 @@ def _left_out(claim: PaperClaim, files: Mapping[str, Lines]) -> list[str]:
     found = []
     for (file, pair), metrics in named.items():
         others = [
-            _figures(line, {**dict(pair), "metric": line["metric"]})
+            line
             for line in files[file]
             if any(map(_is_pass_at_k, metrics))
             and dict(pair).items() <= line.items()
@@ -173,20 +175,26 @@ def _left_out(claim: PaperClaim, files: Mapping[str, Lines]) -> list[str]:
             and line["metric"] not in metrics
             and (float(line["low"]) > 0.0 or float(line["high"]) < 0.0)
         ]
-        found += [f"also {figures}" for figures in others]
+        if others:
+            figures = "; ".join(f"{line['metric']} {_interval(line)}" for line in others)
+            found.append(f"also {_label(others[0], dict(pair))}: {figures}")
     return found
 
 
-def _figures(line: Mapping[str, str], row: Mapping[str, str]) -> str:
-    """Format a measured difference, named by what the page's head does not say of its `row`."""
+def _label(line: Mapping[str, str], row: Mapping[str, str]) -> str:
+    """Name a measured difference by what the page's head does not say of its `row`."""
     sides = [line[side].removeprefix("claim_") for side in ("case", "against") if side in line]
     rest = [
-        f"decoded at {value}" if key == "temperature" else value
+        ROW_WORDS.get(key, "{}").format(value.replace("_", " ") if key == "solutions" else value)
         for key, value in row.items()
         if key not in ("case", "against") and (key, value) not in USUAL
     ]
+    return ", ".join([*filter(None, [" less ".join(sides)]), *rest])
+
+
+def _interval(line: Mapping[str, str]) -> str:
     difference, low, high = (float(line[key]) for key in ("difference", "low", "high"))
-    return f"{', '.join([' less '.join(sides), *rest])}: {difference:+.3f} [{low:+.3f}, {high:+.3f}]"
+    return f"{difference:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
 def _is_pass_at_k(metric: str) -> bool:

@@ -176,7 +176,7 @@ def test_a_claim_cannot_choose_its_k() -> None:
     check = MeasuredCheck(file="rain.csv", row={**pair, "metric": "pass@256"})
     assert computed(of("holds", measured=[check]), {}, found) == [
         "wet less dry, pass@256: +0.050 [+0.010, +0.090]",
-        "also wet less dry, pass@16: -0.050 [-0.090, -0.010]",
+        "also wet less dry: pass@16 -0.050 [-0.090, -0.010]",
     ]
     check = MeasuredCheck(file="rain.csv", row={**pair, "metric": "pass@1"}, sign="below")
     assert len(computed(of("holds", measured=[check]), {}, found)) == 1
