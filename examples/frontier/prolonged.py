@@ -1,6 +1,8 @@
 """Make the tables of the prolonged runs as prolonged.md plans them: `prolonged/tables.md`, and the picture beside it.
 
-python examples/frontier/prolonged.py
+    python examples/frontier/prolonged.py
+
+`prolonged/differences.csv` has the t tests; docs/claims.md is made from it.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from records import TEST, UNTRAINED, WINDOW, counts, difference_text, t_test, table, values
+from records import TEST, UNTRAINED, WINDOW, counts, difference_text, t_test, table, values, write
 
 from megasharp.evals.crossed import adjusted, crossed
 from megasharp.evals.frontier import Values, area_above
@@ -22,16 +24,29 @@ GRADED = "graded"
 LATE, MIDDLE = (1800, 2000), (1000, 1200)
 # Means of training metrics are over this many steps.
 BLOCK = 100
+COLUMNS = ("question", "case", "difference", "low", "high", "holm")
 Series = Mapping[str, Values]
 
 
 def main() -> None:
-    """Write tables.md and curves.png."""
+    """Write tables.md, differences.csv and curves.png."""
     seeds = sorted({line["run"].rpartition("_s")[2] for line in table("runs", PROLONGED)})
     evaluations = {case: _evaluations(case, seeds) for case in CASES}
     training = {case: _training(case, seeds) for case in (*CASES, GRADED)}
-    text = [_widening(evaluations), _areas(evaluations), _tested(seeds), _entropy(training), _stages(training[GRADED])]
+    peak = int(training[GRADED]["good"].mean(axis=0).argmax())
+    tests = {
+        "pass@64, late less middle": t_tests(_widening(evaluations)),
+        "area above GRPO's frontier": t_tests(_areas(evaluations)),
+        "entropy of the last 200 steps (nats)": t_tests(_entropy(training)),
+        "share of responses": t_tests(_stages(training[GRADED], peak)),
+    }
+    text = [
+        *(_t_table(head, found) for head, found in tests.items()),
+        f"Graded: the good answers' share is largest in steps {peak * BLOCK + 1} to {(peak + 1) * BLOCK}.\n",
+        _tested(seeds),
+    ]
     (PROLONGED / "tables.md").write_text("\n".join(text), encoding="utf-8")
+    write(PROLONGED / "differences.csv", COLUMNS, [(head, *one) for head, found in tests.items() for one in found])
     save_figure(picture(evaluations, training), PROLONGED / "curves.png")
 
 
@@ -65,26 +80,32 @@ def _training(case: str, seeds: Sequence[str]) -> Series:
     }
 
 
-def _t_rows(rows: Mapping[str, Values], head: str) -> str:
-    """Format one t test a row, with Holm's p-values over the rows."""
+def t_tests(rows: Mapping[str, Values]) -> list[tuple[str, float, float, float, float]]:
+    """Test the mean of each row's values, one a seed: name, mean, interval, and Holm's p-value over the rows."""
     found = {name: t_test(values_R) for name, values_R in rows.items()}
     holm = adjusted([p for *_, p in found.values()])
+    return [
+        (name, mean, mean - half, mean + half, float(p))
+        for (name, (mean, half, _)), p in zip(found.items(), holm, strict=True)
+    ]
+
+
+def _t_table(head: str, found: Sequence[tuple[str, float, float, float, float]]) -> str:
     lines = [f"| | {head} | 95 % | Holm's p |", "|---|---|---|---|"]
-    for (name, (mean, half, _)), p in zip(found.items(), holm, strict=True):
-        lines.append(f"| {name} | {mean:+.4f} | {mean - half:+.4f} to {mean + half:+.4f} | {float(p):.3f} |")
+    lines += [f"| {name} | {mean:+.4f} | {low:+.4f} to {high:+.4f} | {p:.3f} |" for name, mean, low, high, p in found]
     return "\n".join(lines) + "\n"
 
 
-def _widening(evaluations: Mapping[str, Series]) -> str:
+def _widening(evaluations: Mapping[str, Series]) -> dict[str, Values]:
     def change(each: Series) -> Values:
         late_E, middle_E = (np.isin(each["step"], steps) for steps in (LATE, MIDDLE))
         found: Values = each["pass@64"][:, late_E].mean(axis=1) - each["pass@64"][:, middle_E].mean(axis=1)
         return found
 
-    return _t_rows({case: change(each) for case, each in evaluations.items()}, "pass@64, late less middle")
+    return {case: change(each) for case, each in evaluations.items()}
 
 
-def _areas(evaluations: Mapping[str, Series]) -> str:
+def _areas(evaluations: Mapping[str, Series]) -> dict[str, Values]:
     def points(each: Series, seed: int) -> list[tuple[float, float]]:
         return list(zip(each["pass@1"][seed].tolist(), each["pass@64"][seed].tolist(), strict=True))
 
@@ -92,14 +113,13 @@ def _areas(evaluations: Mapping[str, Series]) -> str:
     starts = [(float(baseline["pass@1"][:, 0].mean()), float(baseline["pass@64"][:, 0].mean()))] * len(
         baseline["pass@1"]
     )
-    rows = {
+    return {
         case: np.array(
             [area_above(points(each, seed)[1:], points(baseline, seed)[1:], start) for seed, start in enumerate(starts)]
         )
         for case, each in evaluations.items()
         if case != "grpo"
     }
-    return _t_rows(rows, "area above GRPO's frontier")
 
 
 def _tested(seeds: Sequence[str]) -> str:
@@ -117,31 +137,28 @@ def _tested(seeds: Sequence[str]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def _entropy(training: Mapping[str, Series]) -> str:
+def _entropy(training: Mapping[str, Series]) -> dict[str, Values]:
     late, middle = slice(-2, None), slice(9, 11)
     since: dict[str, Callable[[Values], Values]] = {
         "less 901 to 1,100": lambda entropy_RB: entropy_RB[:, middle].mean(axis=1),
         "less the first 100": lambda entropy_RB: entropy_RB[:, 0],
     }
-    rows = {
+    return {
         f"{case}, {name}": training[case]["entropy"][:, late].mean(axis=1) - earlier(training[case]["entropy"])
         for name, earlier in since.items()
         for case in CASES
     }
-    return _t_rows(rows, "entropy of the last 200 steps (nats)")
 
 
-def _stages(graded: Series) -> str:
+def _stages(graded: Series, peak: int) -> dict[str, Values]:
+    """Shares of good and better answers around the block of steps in which the good ones' is largest."""
     good_RB, better_RB = graded["good"], graded["better"]
-    peak = int(good_RB.mean(axis=0).argmax())
-    rows = {
+    return {
         "good, peak less first 100": good_RB[:, peak] - good_RB[:, 0],
         "good, last 200 less peak": good_RB[:, -2:].mean(axis=1) - good_RB[:, peak],
         "better, peak less first 100": better_RB[:, peak] - better_RB[:, 0],
         "better, last 200 less peak": better_RB[:, -2:].mean(axis=1) - better_RB[:, peak],
     }
-    title = f"Graded: the good answers' share is largest in steps {peak * BLOCK + 1} to {(peak + 1) * BLOCK}."
-    return f"{title}\n\n{_t_rows(rows, 'share of responses')}"
 
 
 def picture(evaluations: Mapping[str, Series], training: Mapping[str, Series]) -> Figure:
