@@ -121,7 +121,10 @@ def computed(claim: PaperClaim, studies: Mapping[str, Sequence[Claim]], measured
         found += [f"{one.statement}: {one.ours}" if len(ours) > 1 else one.ours for one in ours]
     if claim.frontier is not None and measured is not None:
         test = measured.frontier.get((claim.frontier.method, claim.frontier.metric))
-        allowed = "being measured" if test is None else _frontier_word(test.verdict, claim.frontier.sign)
+        lies = {"confirmed": "above", "contradicted": "below"}.get(test.verdict) if test is not None else None
+        allowed = "being measured" if test is None else "not shown here"
+        if lies is not None:
+            allowed = "holds" if lies == claim.frontier.sign else "does not hold here"
         if claim.word != allowed:
             _refuse(claim, f"the frontier study says {allowed}" + ("" if test is None else f": {test.figures}"))
         if test is not None:
@@ -200,13 +203,6 @@ def _interval(line: Mapping[str, str]) -> str:
 def _is_pass_at_k(metric: str) -> bool:
     """True for pass@k of more than one sample, over all problems."""
     return metric.startswith("pass@") and metric[5:].isdigit() and metric != "pass@1"
-
-
-def _frontier_word(verdict: str, sign: str) -> str:
-    """The verdict on a claim that a method lies above (or below) the line."""
-    if verdict not in ("confirmed", "contradicted"):
-        return "not shown here"
-    return "holds" if (verdict == "confirmed") == (sign == "above") else "does not hold here"
 
 
 def _refuse(claim: PaperClaim, reason: str) -> None:
