@@ -34,7 +34,7 @@ not hold here may hold for larger models, and the reverse. *Miniature* and *seco
 folder are run files of [configs/algo/paper](../configs/algo/paper/README.md). Figures of the form "A less B" are
 [runs at one learning rate](../examples/frontier/README.md#parts-and-coefficients), 5e-5, on 256 test problems unless
 they name another suite, with at least three seeds and nothing corrected; more pass@256 there is seldom more at equal
-pass@1. A line with *also* has the other k of the same pair whose intervals leave zero out.
+pass@1. A line with *also* has the other k of the same pair whose intervals leave zero out; p is Holm's.
 """
 
 

@@ -197,7 +197,8 @@ def _label(line: Mapping[str, str], row: Mapping[str, str]) -> str:
 
 def _interval(line: Mapping[str, str]) -> str:
     difference, low, high = (float(line[key]) for key in ("difference", "low", "high"))
-    return f"{difference:+.3f} [{low:+.3f}, {high:+.3f}]"
+    corrected = f", p {float(line['holm']):.2g}" if line.get("holm") else ""
+    return f"{difference:+.3f} [{low:+.3f}, {high:+.3f}]{corrected}"
 
 
 def _is_pass_at_k(metric: str) -> bool:
