@@ -195,12 +195,14 @@ def _last(lines: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
 
 
 def _means(lines: Sequence[Mapping[str, str]]) -> dict[str, float]:
+    found = {metric: _mean(lines, metric) for metric in ("entropy", "lambda_1", "lambda_2")}
+    return {**found, "lambda_1 - lambda_2": found["lambda_1"] - found["lambda_2"]}
+
+
+def _mean(lines: Sequence[Mapping[str, str]], metric: str) -> float:
     # A window goes from the one before to its own step.
     steps = [(int(line["step"]) - 1) % WINDOW + 1 for line in lines]
-    found = {
-        metric: fmean([float(line[metric]) for line in lines], steps) for metric in ("entropy", "lambda_1", "lambda_2")
-    }
-    return {**found, "lambda_1 - lambda_2": found["lambda_1"] - found["lambda_2"]}
+    return fmean([float(line[metric]) for line in lines], steps)
 
 
 def in_evaluations() -> Iterator[tuple[object, ...]]:
@@ -266,13 +268,13 @@ def link() -> Iterator[tuple[object, ...]]:
     `difference` is Pearson's coefficient of the means of settings, with Fisher's interval.
     """
     lines = {**counts(TEST), **counts(TEST, folder=CLAIMS)}
-    distinct: dict[str, list[float]] = {}
+    windows: dict[str, list[Mapping[str, str]]] = {}
     for window in [*table("training"), *table("training", CLAIMS)]:
-        distinct.setdefault(window["run"], []).append(float(window["distinct_next"]))
+        windows.setdefault(window["run"], []).append(window)
     by_case: dict[str, list[tuple[float, float]]] = {}
-    for run in distinct.keys() & lines.keys():
+    for run in windows.keys() & lines.keys():
         gain = float(values([lines[run]], "pass@256").mean() - values([lines[run]], "pass@16").mean())
-        by_case.setdefault(run.rpartition("_s")[0], []).append((fmean(distinct[run][-2:]), gain))
+        by_case.setdefault(run.rpartition("_s")[0], []).append((_mean(_last(windows[run]), "distinct_next"), gain))
     points = np.array([np.mean(each, axis=0) for each in by_case.values()])
     if len(points) > 3:
         found = float(np.corrcoef(points.T)[0, 1])

@@ -17,7 +17,7 @@ import numpy as np
 from confirm import FOLLOWED, SEEDS
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from records import RESULTS, TEST, UNTRAINED, Point, Run, counts, rate_name, read_runs, tested, untrained_point
+from records import RESULTS, TEST, UNTRAINED, Point, Run, counts, grouped, read_runs, tested, untrained_point
 
 from megasharp.evals.frontier import Values, upper_hull
 from megasharp.reporting.style import COLOURS, INK, MUTED, PAPER, dress, new_figure, save_figure
@@ -47,14 +47,6 @@ def main() -> None:
     save_figure(frontier(runs), RESULTS / "frontier.png")
     save_figure(curves(runs), RESULTS / "curves.png")
     save_figure(by_tokens(runs), RESULTS / "tokens.png")
-
-
-def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return runs by setting and rate, GRPO first."""
-    found: dict[str, list[Run]] = {}
-    for run in sorted(runs, key=lambda run: (run.method != "grpo", run.setting, run.rate, run.seed)):
-        found.setdefault(f"{run.setting} {rate_name(run.rate)}", []).append(run)
-    return found
 
 
 def errors(values_RP: Values) -> Values:

@@ -97,6 +97,14 @@ def method_of(setting: str) -> str:
     return max((each for each in METHODS if setting.startswith(each)), key=len)
 
 
+def grouped(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """Return runs by setting and rate, GRPO first."""
+    found: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: (run.method != "grpo", run.setting, run.rate, run.seed)):
+        found.setdefault(f"{run.setting} {rate_name(run.rate)}", []).append(run)
+    return found
+
+
 def untrained_point(runs: Iterable[Run]) -> Point:
     """Return the mean of pass@1 and pass@64 over the evaluations before training."""
     first = [line for run in runs for line in run.curve if not line["step"]]

@@ -28,7 +28,7 @@ METRICS = ("pass@1", PRIMARY, "pass@64")
 # Those that stratified.md tests; the others are described.
 TESTED = ("bonus-coefficient0.01", "bonus-coefficient0.03", "penalty-coefficient0.01")
 CHANGES = ("solutions", "case", "against", "metric", "seeds", "value", "difference", "low", "high")
-CONTRASTS = ("method", "metric", "difference", "low", "high", "p", "holm")
+CONTRASTS = ("case", "metric", "difference", "low", "high", "p", "holm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def holm(contrasts: Mapping[str, Crossed], metric: str) -> dict[str, float]:
 
 def _change_line(one: Change) -> tuple[object, ...]:
     assert one.crossed is not None
-    head = (one.stratum, one.method, one.against, one.metric, one.seeds, f"{one.value:.5f}")
+    head = (STRATA[one.stratum], one.method, one.against, one.metric, one.seeds, f"{one.value:.5f}")
     interval = one.crossed.interval()
     return *head, *(f"{number:.5f}" for number in (float(one.crossed.difference), interval.low, interval.high))
 

@@ -8,12 +8,12 @@ that GRPO's rates draw after as many tokens, the same seeds on both sides. Inter
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 from confirm import FOLLOWED, SEEDS
-from records import RESULTS, Run, rate_name, read_runs, t_test
+from records import RESULTS, Run, grouped, read_runs, t_test
 
 from megasharp.evals.frontier import Values, upper_hull
 
@@ -28,7 +28,7 @@ def main() -> None:
     heads = ["", "seeds", *(f"{tokens // 1000:,},000 tokens: {what}" for tokens in TOKENS for what in HEADS)]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     grpo = [run for run in runs if run.method == "grpo"]
-    for name, own in _grouped(run for run in runs if run.method != "grpo").items():
+    for name, own in grouped(run for run in runs if run.method != "grpo").items():
         seeds = {run.seed for run in own}
         same = [run for run in grpo if run.seed in seeds]
         cells = [cell for tokens in TOKENS for cell in _cells(own, _line(same, tokens), tokens)]
@@ -36,16 +36,9 @@ def main() -> None:
     (RESULTS / "tokens.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _grouped(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    found: dict[str, list[Run]] = {}
-    for run in sorted(runs, key=lambda run: (run.setting, run.rate, run.seed)):
-        found.setdefault(f"{run.setting}, {rate_name(run.rate)}", []).append(run)
-    return found
-
-
 def _line(grpo: Sequence[Run], tokens: int) -> list[Values]:
     """Return the vertices of the line of GRPO's rates, [seeds, 2] each."""
-    sides = [after(each, tokens) for each in _grouped(grpo).values()]
+    sides = [after(each, tokens) for each in grouped(grpo).values()]
     hull = upper_hull([tuple(side.mean(axis=0)) for side in sides])
     return sorted((side for side in sides if tuple(side.mean(axis=0)) in hull), key=lambda side: side[:, 0].mean())
 

@@ -24,8 +24,15 @@ DISTANCES = Path("examples/frontier/results/distances.csv")
 LEVEL = 0.05
 # Values of a measured row that the page's head names.
 USUAL = (("suite", "countdown_test"), ("temperature", "1.0"))
-# What a value of these columns reads as.
-ROW_WORDS = {"temperature": "decoded at {}", "solutions": "solutions: {}"}
+# Formats of a row's values, by column.
+VALUE_FORMATS = {"temperature": "decoded at {}", "solutions": "solutions: {}"}
+# What the frontier study allows, by its verdict and the sign that a claim gives the distance.
+FRONTIER_WORDS = {
+    ("confirmed", "above"): "holds",
+    ("confirmed", "below"): "does not hold here",
+    ("contradicted", "above"): "does not hold here",
+    ("contradicted", "below"): "holds",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,7 @@ def read_frontier(lines: Lines) -> Frontier:
     for line in lines:
         distance, low, high = (float(line[key]) for key in ("distance", "low", "high"))
         figures = (
-            f"{line['setting']}: {line['metric']} {distance:+.3f} [{low:+.3f}, {high:+.3f}] from GRPO's line at "
+            f"{line['setting']}: {line['metric']} {_interval(distance, low, high)} from GRPO's line at "
             f"pass@1 {float(line['pass@1']):.3f}, {line['seeds']} seeds"
         )
         if line["holm"]:
@@ -121,10 +128,9 @@ def computed(claim: PaperClaim, studies: Mapping[str, Sequence[Claim]], measured
         found += [f"{one.statement}: {one.ours}" if len(ours) > 1 else one.ours for one in ours]
     if claim.frontier is not None and measured is not None:
         test = measured.frontier.get((claim.frontier.method, claim.frontier.metric))
-        lies = {"confirmed": "above", "contradicted": "below"}.get(test.verdict) if test is not None else None
-        allowed = "being measured" if test is None else "not shown here"
-        if lies is not None:
-            allowed = "holds" if lies == claim.frontier.sign else "does not hold here"
+        allowed = "being measured"
+        if test is not None:
+            allowed = FRONTIER_WORDS.get((test.verdict, claim.frontier.sign), "not shown here")
         if claim.word != allowed:
             _refuse(claim, f"the frontier study says {allowed}" + ("" if test is None else f": {test.figures}"))
         if test is not None:
@@ -142,13 +148,9 @@ def _held_to_figures(claim: PaperClaim, files: Mapping[str, Lines]) -> list[str]
         rows = [line for line in files[check.file] if check.row.items() <= line.items()]
         if len(rows) != 1:
             raise UserError(f"{claim.id}: {check.file} has {len(rows)} rows with {check.row}, not one")
-        difference, low, high = (float(rows[0][key]) for key in ("difference", "low", "high"))
-        holm = rows[0].get("holm")
-        shown = float(holm) <= LEVEL if holm else low > 0.0 or high < 0.0
-        outcomes.add(
-            "open" if not shown else "as claimed" if (difference > 0.0) == (check.sign == "above") else "contrary"
-        )
-        figures.append(f"{_label(rows[0], check.row)}: {_interval(rows[0])}")
+        as_claimed = (float(rows[0]["difference"]) > 0.0) == (check.sign == "above")
+        outcomes.add("open" if not _is_shown(rows[0]) else "as claimed" if as_claimed else "contrary")
+        figures.append(f"{_label(rows[0], check.row)}: {_figures(rows[0])}")
     figures += _left_out(claim, files)
     if outcomes == {"open"}:
         allowed = ("not shown here",)
@@ -176,10 +178,10 @@ def _left_out(claim: PaperClaim, files: Mapping[str, Lines]) -> list[str]:
             and dict(pair).items() <= line.items()
             and _is_pass_at_k(line["metric"])
             and line["metric"] not in metrics
-            and (float(line["low"]) > 0.0 or float(line["high"]) < 0.0)
+            and _is_shown(line)
         ]
         if others:
-            figures = "; ".join(f"{line['metric']} {_interval(line)}" for line in others)
+            figures = "; ".join(f"{line['metric']} {_figures(line)}" for line in others)
             found.append(f"also {_label(others[0], dict(pair))}: {figures}")
     return found
 
@@ -188,17 +190,28 @@ def _label(line: Mapping[str, str], row: Mapping[str, str]) -> str:
     """Name a measured difference by what the page's head does not say of its `row`."""
     sides = [line[side].removeprefix("claim_") for side in ("case", "against") if side in line]
     rest = [
-        ROW_WORDS.get(key, "{}").format(value.replace("_", " ") if key == "solutions" else value)
+        VALUE_FORMATS.get(key, "{}").format(value)
         for key, value in row.items()
         if key not in ("case", "against") and (key, value) not in USUAL
     ]
-    return ", ".join([*filter(None, [" less ".join(sides)]), *rest])
+    return ", ".join([" less ".join(sides), *rest])
 
 
-def _interval(line: Mapping[str, str]) -> str:
+def _figures(line: Mapping[str, str]) -> str:
     difference, low, high = (float(line[key]) for key in ("difference", "low", "high"))
     corrected = f", p {float(line['holm']):.2g}" if line.get("holm") else ""
-    return f"{difference:+.3f} [{low:+.3f}, {high:+.3f}]{corrected}"
+    return _interval(difference, low, high) + corrected
+
+
+def _interval(difference: float, low: float, high: float) -> str:
+    return f"{difference:+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+def _is_shown(line: Mapping[str, str]) -> bool:
+    """True where a measured difference is not zero: by Holm's p-value where it has one, else by its interval."""
+    if line.get("holm"):
+        return float(line["holm"]) <= LEVEL
+    return float(line["low"]) > 0.0 or float(line["high"]) < 0.0
 
 
 def _is_pass_at_k(metric: str) -> bool:

@@ -143,7 +143,7 @@ def test_a_bonus_that_helps_where_solutions_are_many_is_found(
                 records.add(tmp_path / stratum, "counts", records.COUNTS, [[*row, *texts]])
     strata.main()
     with (tmp_path / "contrasts.csv").open(encoding="utf-8") as lines:
-        found = {(line["method"], line["metric"]): line for line in csv.DictReader(lines)}
+        found = {(line["case"], line["metric"]): line for line in csv.DictReader(lines)}
     assert float(found["bonus-coefficient0.01", "pass@8"]["holm"]) < 0.01
     assert float(found["bonus-coefficient0.01", "pass@8"]["difference"]) > 0.1
     assert min(float(found[method, "pass@8"]["holm"]) for method in strata.TESTED[1:]) > 0.05

@@ -169,7 +169,7 @@ def test_measured_differences_decide_what_a_verdict_may_be(cases: list[str], ver
 
 
 def test_a_claim_cannot_choose_its_k() -> None:
-    """What was recorded without zero at another k stands beside the k that a claim names; pass@1 is another matter."""
+    """A claim about pass@k shows each other recorded k of its pair whose interval excludes zero, and not pass@1."""
     pair = {"case": "wet", "against": "dry"}
     rows = {"pass@1": "drier", "pass@16": "drier", "pass@64": "alike", "pass@256": "wetter"}
     found = Measured({}, {"rain.csv": [{**pair, "metric": metric, **ROWS[row]} for metric, row in rows.items()]})
