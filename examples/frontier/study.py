@@ -25,6 +25,7 @@ from threading import Lock
 
 from records import COUNTS, CURVES, RESULTS, RUNS, TRAINING, UNTRAINED, WINDOW, WINDOWS, add, drop_unfinished, table
 
+from megasharp.common.errors import UserError
 from megasharp.config.core import dump_tree
 from megasharp.evals.result_files import load_result
 from megasharp.reporting.history import RunHistory, read_run
@@ -167,4 +168,7 @@ def measured(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except UserError as error:
+        sys.exit(f"study.py: {error}")
