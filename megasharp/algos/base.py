@@ -219,6 +219,10 @@ class Method(Generic[ParamsT]):
         """Estimate one advantage a response: float64 [G] in and out. Exactly one method of a recipe has this hook."""
         raise NotImplementedError
 
+    def turn_advantages(self, rewards_G: Tensor, group: Group) -> list[Tensor]:
+        """Estimate an advantage for each turn of each response, float64 [K]; an estimator may have this hook too."""
+        raise NotImplementedError
+
     def calibrate(self, adv_T: Tensor, x: TokenInputs) -> tuple[Tensor, TokenMetrics]:
         """Change advantages [T], float64, token by token before the update. `x` is the whole training step."""
         raise NotImplementedError
@@ -256,6 +260,7 @@ HOOKS = (
     "select",
     "rewards",
     "advantages",
+    "turn_advantages",
     "calibrate",
     "prepare",
     "direction",

@@ -49,9 +49,17 @@ def centred(rewards_G: Tensor) -> Tensor:
     return torch.zeros_like(rewards_G) if uniform(rewards_G) else rewards_G - rewards_G.mean()
 
 
+def normalized(rewards_G: Tensor, divisor: Divisor, epsilon: float) -> Tensor:
+    """Return (r - mean(r)) / (std(r) + epsilon), [G]; zeros in a uniform group."""
+    if uniform(rewards_G):
+        return torch.zeros_like(rewards_G)
+    return centred(rewards_G) / (rewards_G.std(correction=1 if divisor == "unbiased" else 0) + epsilon)
+
+
 def mean_logp(response: Response) -> float:
     """Return the mean log-prob per token (nats) of a response, as the engine recorded it; 0 without tokens."""
-    return float(response.completion.policy_logp.double().sum()) / max(response.length, 1)
+    logp_T = response.completion.of_policy(response.completion.policy_logp)
+    return float(logp_T.double().sum()) / max(logp_T.numel(), 1)
 
 
 class OutcomeEstimator(Method[ParamsT]):

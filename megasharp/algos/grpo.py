@@ -8,12 +8,11 @@ Degenerate cases: a group whose rewards are all equal, or that has a single scor
 
 from __future__ import annotations
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams
-from megasharp.algos.group_statistics import Divisor, centred, uniform
+from megasharp.algos.group_statistics import Divisor, normalized
 from megasharp.common.records import Group
 
 
@@ -41,7 +40,4 @@ class GRPO(Method[GRPOParams]):
 
     def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:
         """Return (r_i - mean(r)) / (std(r) + epsilon), float64 [G]; zeros in a uniform group (2402.03300)."""
-        if uniform(rewards_G):
-            return torch.zeros_like(rewards_G)
-        std = rewards_G.std(correction=1 if self.params.std == "unbiased" else 0)
-        return centred(rewards_G) / (std + self.params.epsilon)
+        return normalized(rewards_G, self.params.std, self.params.epsilon)

@@ -20,6 +20,7 @@ from megasharp.algos.base import Method, Needs, OldLogp, Reduction, Stats, Token
 from megasharp.algos.covariance import joined, micro_batches, with_advantages
 from megasharp.algos.group_statistics import is_scored, rewards_of
 from megasharp.common.records import (
+    Completion,
     Denominators,
     Group,
     Mean,
@@ -129,15 +130,23 @@ class Recipe:
         rewards_G = rewards_of(kept)
         for method in self._filling("rewards"):
             rewards_G = self._one_each(method.rewards(kept, rewards_G), kept, method, "rewards")
-        (estimator,) = self._filling("advantages")
-        adv_G = rewards_G
-        if scored:
-            adv_G = self._one_each(estimator.advantages(rewards_G, kept), kept, estimator, "advantages")
-        advantages = iter(adv_G.tolist())
+        advantages = iter(self._by_turn(kept, rewards_G) if scored else ())
         return [
             training_sequence(group, index, next(advantages) if is_scored(response) else None)
             for index, response in enumerate(group.responses)
         ]
+
+    def _by_turn(self, group: Group, rewards_G: Tensor) -> list[Tensor]:
+        """Return for each response its advantages [K] by turn, or [1] one for all of its turns."""
+        (estimator,) = self._filling("advantages")
+        if not self._filling("turn_advantages"):
+            adv_G = self._one_each(estimator.advantages(rewards_G, group), group, estimator, "advantages")
+            return [*adv_G.unsqueeze(1)]
+        by_turn = estimator.turn_advantages(rewards_G, group)
+        turns = [len(response.completion.policy_turns) for response in group.responses]
+        if [adv_K.numel() for adv_K in by_turn] != turns:
+            raise ValueError(f"{type(estimator).__name__}.turn_advantages must return a value for each turn: {turns}")
+        return by_turn
 
     def calibrate(self, batch: StepBatch) -> tuple[StepBatch, Metrics]:
         """Apply every `calibrate` hook to the whole step, then compute the statistics of each optimizer step.
@@ -236,10 +245,14 @@ def _scored(value: Tensor, mask_T: Tensor) -> Tensor:
     return value.masked_fill((mask_T == 0).view(-1, *[1] * (value.dim() - 1)), 0.0)
 
 
-def training_sequence(group: Group, index: int, advantage: float | None) -> TrainSequence:
-    """Return response `index` of a group with one advantage for all its tokens; None masks the whole response."""
+def training_sequence(group: Group, index: int, adv_K: Tensor | None) -> TrainSequence:
+    """Return response `index` of a group with its advantages by turn, [K], or one for all its tokens, [1].
+
+    None masks the whole response. Tokens of an environment are masked.
+    """
     response = group.responses[index]
     completion = response.completion
+    mask_T, sampled_T = torch.tensor(float(adv_K is not None)).expand(response.length), completion.sampled_T
     scored = [r for r in group.responses if is_scored(r)]
     prompt = torch.tensor(group.prompt.tokens, dtype=torch.int64)
     return TrainSequence(
@@ -252,12 +265,21 @@ def training_sequence(group: Group, index: int, advantage: float | None) -> Trai
         prompt_length=len(group.prompt.tokens),
         reward=response.verdict.reward,
         correct=response.verdict.outcome is Outcome.CORRECT,
-        # Expanded: one value in memory, and packing sees without reading them that all are the same.
-        advantage_T=torch.tensor(advantage or 0.0, dtype=torch.float64).expand(response.length),
-        mask_T=torch.tensor(float(advantage is not None)).expand(response.length),
+        advantage_T=_spread(torch.zeros(1, dtype=torch.float64) if adv_K is None else adv_K, completion),
+        mask_T=mask_T if sampled_T is None else mask_T * sampled_T,
         sampler_logp_T=completion.sampler_logp,
         policy_logp_T=completion.policy_logp,
     )
+
+
+def _spread(adv_K: Tensor, completion: Completion) -> Tensor:
+    if adv_K.numel() == 1:
+        # One value in memory, and packing sees without reading them that all are the same.
+        return adv_K.expand(completion.length)
+    adv_T = adv_K.new_zeros(completion.length)
+    for (start, end), advantage in zip(completion.policy_turns, adv_K, strict=True):
+        adv_T[start:end] = advantage
+    return adv_T
 
 
 def _means(metrics: TokenMetrics) -> dict[str, Mean]:

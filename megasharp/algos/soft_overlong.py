@@ -7,6 +7,7 @@ only. Printed: the formula, and for the paper's run limits of 20480 and 4096 tok
 The factor stands relative to the rewards. Verdicts here are usually 1 / 0, half that range: there 0.5 gives the same
 normalised advantages as the paper's 1, and is what the bundle `dapo` sets; with a factor of 1 a correct response at the
 limit earns what a wrong short one does.
+The tokens of an environment count too, as they do for the run's response limit.
 Ours: `max_tokens` defaults to the run's response limit, `cache_tokens` to a fifth of it, the paper's proportion.
 Degenerate cases: a group that is all correct or all wrong gains advantages where lengths differ near the limit.
 """

@@ -11,13 +11,22 @@ from functools import cache
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from megasharp.common.formats import read_table_stamp, table_stamp
-from megasharp.common.records import Completion, FinishReason, Sampled, VersionSpan
+from megasharp.common.records import (
+    Completion,
+    Episode,
+    FinishReason,
+    Outcome,
+    Sampled,
+    Turn,
+    Verdict,
+    VersionSpan,
+)
 from megasharp.metrics.parquet import arrow, parquet, write_rows
 from megasharp.rollout.in_flight import SampledWith, Unfinished
 
@@ -26,6 +35,11 @@ if TYPE_CHECKING:
 
 FILE = "rollouts.parquet"
 REPLAY_FILE = "replay.parquet"
+
+
+# Of a turn of an episode, and of the verdict of one that has ended.
+_PLACES = ("start", "end", "until")
+_VERDICT = ("outcome", "canonical_answer", "detail")
 
 
 @cache
@@ -52,6 +66,10 @@ def _unfinished_schema() -> pa.Schema:
             ("version_spans", pa.list_(span)),
             ("finish_reason", pa.string()),
             ("seed", pa.int64()),
+            ("turns", pa.list_(pa.struct([*((name, pa.int64()) for name in _PLACES), ("reward", pa.float64())]))),
+            ("verdict", pa.struct([(name, pa.string()) for name in _VERDICT] + [("reward", pa.float64())])),
+            ("cut", pa.bool_()),
+            ("failure", pa.string()),
         ]
     )
 
@@ -66,11 +84,9 @@ def _replay_schema() -> pa.Schema:
             ("group_id", pa.string()),
             ("prompt", pa.list_(pa.int32())),
             ("responses", pa.list_(pa.list_(pa.int32()))),
+            ("observed", pa.list_(pa.list_(pa.list_(pa.int32())))),
         ]
     )
-
-
-_Cell = int | bool | str | list[int] | list[float] | list[bool] | list[dict[str, int]] | None
 
 
 def write_unfinished(folder: Path, prompts: Sequence[Unfinished]) -> None:
@@ -122,6 +138,7 @@ def write_replay(folder: Path, steps: Sequence[Sequence[Sampled]]) -> None:
             "group_id": group.group_id,
             "prompt": group.prompt.tolist(),
             "responses": [response.tolist() for response in group.responses],
+            "observed": [[list(place) for place in places] for places in group.observed],
         }
         for number, groups in enumerate(steps)
         for group in groups
@@ -138,16 +155,17 @@ def read_replay(folder: Path) -> list[list[Sampled]]:
     def tokens(row: list[int]) -> Tensor:
         return torch.tensor(row, dtype=torch.int32)
 
-    return [
-        [Sampled(row["group_id"], tokens(row["prompt"]), tuple(map(tokens, row["responses"]))) for row in step]
-        for _, step in groupby(rows, lambda row: row["step"])
-    ]
+    def sampled(row: dict[str, Any]) -> Sampled:
+        observed = tuple(tuple((start, end) for start, end in places) for places in row["observed"] or ())
+        return Sampled(row["group_id"], tokens(row["prompt"]), tuple(map(tokens, row["responses"])), observed)
+
+    return [[sampled(row) for row in step] for _, step in groupby(rows, lambda row: row["step"])]
 
 
-def _rows(prompt: Unfinished) -> Iterator[dict[str, _Cell]]:
+def _rows(prompt: Unfinished) -> Iterator[dict[str, Any]]:
     used = prompt.sampled_with
     for index, response in enumerate(prompt.responses):
-        row: dict[str, _Cell] = {
+        row: dict[str, Any] = {
             "epoch": prompt.epoch,
             "position": prompt.position,
             "open": index in prompt.open,
@@ -167,8 +185,38 @@ def _rows(prompt: Unfinished) -> Iterator[dict[str, _Cell]]:
                 "version_spans": spans,
                 "finish_reason": response.finish_reason.value,
                 "seed": response.seed,
+                **_episode_cells(response.episode),
             }
         yield row
+
+
+def _episode_cells(episode: Episode | None) -> dict[str, Any]:
+    if episode is None:
+        return {}
+    verdict = episode.verdict
+    return {
+        "cut": episode.cut,
+        "failure": episode.failure,
+        "turns": [{name: getattr(turn, name) for name in (*_PLACES, "reward")} for turn in episode.turns],
+        "verdict": None
+        if verdict is None
+        else {
+            "outcome": verdict.outcome.value,
+            "canonical_answer": verdict.canonical_answer,
+            "detail": verdict.detail,
+            "reward": verdict.reward,
+        },
+    }
+
+
+def _episode(row: dict[str, Any]) -> Episode | None:
+    if row["turns"] is None:
+        return None
+    found = row["verdict"]
+    verdict = None
+    if found is not None:
+        verdict = Verdict(Outcome(found["outcome"]), found["reward"], found["canonical_answer"], found["detail"])
+    return Episode(tuple(Turn(**turn) for turn in row["turns"]), verdict, bool(row["cut"]), row["failure"] or "")
 
 
 def _floats(values_T: Tensor | None) -> list[float] | None:
@@ -183,7 +231,7 @@ def _completion(row: dict[str, object]) -> Completion:
     def present(name: str, dtype: torch.dtype) -> Tensor:
         return torch.tensor(row[name], dtype=dtype)
 
-    spans, seed = row["version_spans"], row["seed"]
+    spans, seed, episode = row["version_spans"], row["seed"], _episode(row)
     assert isinstance(spans, list) and isinstance(seed, int)
     return Completion(
         tokens=present("tokens", torch.int64),
@@ -195,4 +243,6 @@ def _completion(row: dict[str, object]) -> Completion:
         seed=seed,
         argmax_moved=tensor("argmax_moved", torch.bool),
         calibration_kl=tensor("calibration_kl", torch.float32),
+        cause="" if episode is None else episode.failure,
+        episode=episode,
     )

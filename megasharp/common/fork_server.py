@@ -10,7 +10,7 @@ from multiprocessing.context import ForkServerContext
 from types import MappingProxyType
 
 from megasharp.common import signals
-from megasharp.common.environment import variables
+from megasharp.common.environment_variables import variables
 
 _SAFE_PATH = "PYTHONSAFEPATH"
 # The modules that `start` asked for; a server that is started again imports them, too.

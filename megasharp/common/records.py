@@ -113,6 +113,53 @@ class VersionSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of an episode: response tokens `[start, end)` are the policy's, `[end, until)` the environment's answer.
+
+    `reward` is what the environment gave for it.
+    """
+
+    start: int
+    end: int
+    until: int
+    reward: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """The turns of a response that an environment has answered, and its verdict.
+
+    That is None while it goes on, and where the problem's task is to judge the last turn.
+
+    Places count from the response's first token, whichever part of the response holds the record. What follows the last
+    turn is the policy's. `cut`: it ended because it had as many turns as it may have. `failure` says what failed of its
+    environment, where that ended it.
+    """
+
+    turns: tuple[Turn, ...]
+    verdict: Verdict | None = None
+    cut: bool = False
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnText:
+    """One turn of the policy in a response and its text, where an environment answers.
+
+    Of the tokens `[start, end)` are the policy's and `[end, until)` the environment's, of the text's characters
+    `[text_start, text_end)` and `[text_end, text_until)`. `reward` is None for a last turn that has no answer.
+    """
+
+    start: int
+    end: int
+    until: int
+    text_start: int
+    text_end: int
+    text_until: int
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Plausible:
     """The tokens that sampling with a memory network may draw, by what the policy alone thinks of them.
 
@@ -174,7 +221,8 @@ class GenerateRequest:
     `begun` continues responses: for each seed the response tokens that were sampled earlier, which count towards
     `SamplingParams.max_tokens`. The completions hold the new tokens only. Empty starts every response. `max_tokens` is
     a limit of this request's own, which holds where it is below that of the parameters. `turns` are the prompt as
-    messages (role, text), for engines that write it themselves.
+    messages (role, text), for engines that write it themselves. `episode` is the environment that answers the
+    responses; `begun_turns` are then, for each seed, the turns among the tokens begun.
     """
 
     tokens: tuple[int, ...]
@@ -182,6 +230,8 @@ class GenerateRequest:
     begun: tuple[tuple[int, ...], ...] = ()
     max_tokens: int | None = None
     turns: tuple[tuple[str, str], ...] = ()
+    episode: TaskAnswer | None = None
+    begun_turns: tuple[tuple[Turn, ...], ...] = ()
 
     def under(self, sampling: SamplingParams) -> SamplingParams:
         """Return the parameters by which this request is sampled."""
@@ -201,7 +251,8 @@ class Completion:
     policy's, and KL(calibrated || policy). None where nothing was subtracted. `entropy` (nats) and `top_logp` [T, N],
     the likeliest first, are of the policy's own distribution before each token; None where nobody asked. `cause` says
     in words why an aborted one has no end of its own; it is empty where that is not known. An engine without tokens
-    gives their `text` and their number, `counted`; its log-probs may be missing.
+    gives their `text` and their number, `counted`; its log-probs may be missing. With an `episode` some of the tokens
+    are its environment's, at which all that belongs to tokens is zero.
 
     Example: `tokens=tensor([4, 13, 6, 1])`, `sampler_logp=policy_logp=tensor([-0.7, -0.1, -1.2, -0.02])` (float32),
     `memory_logp=None`, `version_spans=(VersionSpan(12, 0, 4),)`, `finish_reason=FinishReason.STOP`, `seed=991`.
@@ -221,11 +272,48 @@ class Completion:
     cause: str = ""
     text: str | None = None
     counted: int | None = None
+    episode: Episode | None = None
 
     @property
     def length(self) -> int:
         """Number of tokens, the end token included."""
         return int(self.tokens.numel()) if self.counted is None else self.counted
+
+    @property
+    def policy_tokens(self) -> int:
+        """Number of the policy's own tokens, the end token included: all but those of an environment."""
+        turns = () if self.episode is None else self.episode.turns
+        return self.length - sum(turn.until - turn.end for turn in turns)
+
+    @property
+    def truncated(self) -> bool:
+        """True where a limit of tokens ended it, and not one of turns."""
+        return self.finish_reason is FinishReason.LENGTH and not (self.episode is not None and self.episode.cut)
+
+    @property
+    def sampled_T(self) -> Tensor | None:
+        """True at the policy's tokens, bool [T]; None where all are."""
+        if self.episode is None:
+            return None
+        import torch
+
+        sampled_T = torch.ones(self.tokens.numel(), dtype=torch.bool)
+        for turn in self.episode.turns:
+            sampled_T[turn.end : turn.until] = False
+        return sampled_T
+
+    @property
+    def policy_turns(self) -> tuple[tuple[int, int], ...]:
+        """Places `[start, end)` of the policy's turns, the one that no environment has answered among them."""
+        answered = () if self.episode is None else self.episode.turns
+        begun = answered[-1].until if answered else 0
+        open_turn = ((begun, self.length),) if begun < self.length or not answered else ()
+        return (*((turn.start, turn.end) for turn in answered), *open_turn)
+
+    def of_policy(self, values_T: Tensor) -> Tensor:
+        """Return those of values [T, ...] that stand at the policy's tokens."""
+        sampled_T = self.sampled_T
+        return values_T if sampled_T is None else values_T[sampled_T]
 
     @classmethod
     def unsampled(cls, seed: int, sampling: SamplingParams, cause: str = "") -> Completion:
@@ -241,16 +329,22 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Response:
-    """A completion with its decoded text and its verdict."""
+    """A completion with its decoded text and its verdict, and its turns where an environment answers them."""
 
     completion: Completion
     text: str
     verdict: Verdict
+    turns: tuple[TurnText, ...] = ()
 
     @property
     def length(self) -> int:
-        """Number of response tokens, the end token included."""
+        """Number of response tokens, the end token and those of an environment included."""
         return self.completion.length
+
+    @property
+    def policy_tokens(self) -> int:
+        """Number of the policy's own tokens, the end token included."""
+        return self.completion.policy_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -275,12 +369,16 @@ class Group:
 class Sampled:
     """A group's tokens alone, int32 [T] each: what the memory network of DLC learns from, and learns again.
 
+    `observed` are, for each response, the places `[start, end)` of tokens that an environment has said, which are not
+    learned; empty where no response has any.
+
     Example: `Sampled("step7-3", tensor([5, 9]), (tensor([4, 13, 6, 1]), tensor([4, 1])))`.
     """
 
     group_id: str
     prompt: Tensor
     responses: tuple[Tensor, ...]
+    observed: tuple[tuple[tuple[int, int], ...], ...] = ()
 
     @classmethod
     def of(cls, group: Group) -> Sampled:
@@ -288,12 +386,20 @@ class Sampled:
         import torch
 
         responses = tuple(response.completion.tokens.int() for response in group.responses)
-        return cls(group.id, torch.tensor(group.prompt.tokens, dtype=torch.int32), responses)
+        episodes = [response.completion.episode for response in group.responses]
+        observed: tuple[tuple[tuple[int, int], ...], ...] = ()
+        if any(episodes):
+            observed = tuple(
+                () if each is None else tuple((turn.end, turn.until) for turn in each.turns if turn.end < turn.until)
+                for each in episodes
+            )
+        return cls(group.id, torch.tensor(group.prompt.tokens, dtype=torch.int32), responses, observed)
 
     @property
     def tokens(self) -> int:
-        """Number of response tokens."""
-        return sum(response.numel() for response in self.responses)
+        """Number of response tokens, those of environments left out."""
+        observed = sum(end - start for places in self.observed for start, end in places)
+        return sum(response.numel() for response in self.responses) - observed
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from megasharp.common.records import (
     THINKING_OPEN,
-    FinishReason,
     Group,
     Maximum,
     Mean,
@@ -59,9 +58,14 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     - `group/answer_entropy`: mean entropy, in nats, of a group's answers; all responses without a canonical answer are
       one class (2510.04028 C.5).
     - `group/dropped` and `group/dropped_<reason>`: counts of groups that selection refused.
-    - `rollout/length_mean`, `rollout/length_max`, `rollout/tokens` (sum): response tokens, the end token
-      included.
+    - `rollout/length_mean`, `rollout/length_max`, `rollout/tokens` (sum): the policy's response tokens, the end token
+      included, those of environments left out.
     - `rollout/truncated`: share of responses that met the length limit.
+    - `rollout/turns`, `rollout/turn_tokens`: mean turns of the policy in a response that environments answer, and mean
+      tokens of a turn; `rollout/turns_cut`: share of these responses that ended at the limit of turns;
+      `rollout/environment_failed`: share whose environment failed; `rollout/environment_tokens`: share of their tokens
+      that environments said; `rollout/context_max`: tokens of the longest, those of environments included. Only where
+      there are such responses.
     - `rollout/sampler_policy_gap`: mean over tokens of |sampler log-prob - policy log-prob|, in nats.
     - `memory/argmax_moved`, `memory/responses_moved`: shares of sampled tokens, and of responses with at least one,
       before which the calibrated distribution's likeliest token was another one than the policy's;
@@ -87,6 +91,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "group/dropped": float(reasons.total()),
         **{f"group/dropped_{reason}": float(count) for reason, count in sorted(reasons.items())},
         **_rollout_metrics(responses),
+        **_turn_metrics(responses),
         **_memory_metrics(responses),
     }
 
@@ -141,8 +146,8 @@ def _answer_entropy(responses: Sequence[Response]) -> float:
 
 
 def _rollout_metrics(responses: Sequence[Response]) -> dict[str, float]:
-    lengths = [response.length for response in responses]
-    truncated = sum(response.completion.finish_reason is FinishReason.LENGTH for response in responses)
+    lengths = [response.policy_tokens for response in responses]
+    truncated = sum(response.completion.truncated for response in responses)
     figures = {
         "rollout/length_mean": sum(lengths) / len(lengths),
         "rollout/length_max": float(max(lengths)),
@@ -150,16 +155,33 @@ def _rollout_metrics(responses: Sequence[Response]) -> dict[str, float]:
         "rollout/truncated": truncated / len(responses),
     }
     if sum(lengths):
-        sampler_T = torch.cat([response.completion.sampler_logp for response in responses])
-        policy_T = torch.cat([response.completion.policy_logp for response in responses])
+        completions = [response.completion for response in responses]
+        sampler_T = torch.cat([each.of_policy(each.sampler_logp) for each in completions])
+        policy_T = torch.cat([each.of_policy(each.policy_logp) for each in completions])
         figures["rollout/sampler_policy_gap"] = float((sampler_T.double() - policy_T.double()).abs().mean())
     return figures
 
 
+def _turn_metrics(responses: Sequence[Response]) -> dict[str, float]:
+    played = [(response, episode) for response in responses if (episode := response.completion.episode) is not None]
+    if not played:
+        return {}
+    said, tokens = sum(one.policy_tokens for one, _ in played), sum(one.length for one, _ in played)
+    turns = sum(len(one.turns) for one, _ in played)
+    return {
+        "rollout/turns": turns / len(played),
+        "rollout/turns_cut": sum(episode.cut for _, episode in played) / len(played),
+        "rollout/environment_failed": sum(bool(episode.failure) for _, episode in played) / len(played),
+        "rollout/context_max": float(max(one.length for one, _ in played)),
+        **({"rollout/turn_tokens": said / turns} if turns else {}),
+        **({"rollout/environment_tokens": 1.0 - said / tokens} if tokens else {}),
+    }
+
+
 def _memory_metrics(responses: Sequence[Response]) -> dict[str, float]:
     completions = [response.completion for response in responses]
-    moved = [c.argmax_moved.double() for c in completions if c.argmax_moved is not None and c.argmax_moved.numel()]
-    kl = [c.calibration_kl.double() for c in completions if c.calibration_kl is not None]
+    moved = [c.of_policy(c.argmax_moved).double() for c in completions if c.argmax_moved is not None and c.length]
+    kl = [c.of_policy(c.calibration_kl).double() for c in completions if c.calibration_kl is not None]
     if not moved:
         return {}
     return {

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from megasharp.common.errors import UserError
+from megasharp.common.records import TurnText
 
 
 def arrow() -> Any:
@@ -26,6 +28,18 @@ def parquet() -> Any:
 def write_rows(rows: Sequence[Mapping[str, Any]], schema: Any, path: Path, compression: str = "snappy") -> None:
     """Write a Parquet file with these columns. Raises OSError."""
     parquet().write_table(arrow().Table.from_pylist(rows, schema=schema), path, compression=compression)
+
+
+def turns_type() -> Any:
+    """Return the type of a column with the turns of each response: a list of structs with the fields of `TurnText`."""
+    pa = arrow()
+    places = [(each.name, pa.int64()) for each in fields(TurnText) if each.name != "reward"]
+    return pa.list_(pa.struct([*places, ("reward", pa.float64())]))
+
+
+def turn_cells(turns: Sequence[TurnText]) -> list[dict[str, Any]] | None:
+    """Return a response's cell in such a column; null without turns."""
+    return [asdict(turn) for turn in turns] or None
 
 
 def _imported(name: str) -> Any:

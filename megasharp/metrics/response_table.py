@@ -17,7 +17,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -26,7 +26,7 @@ from megasharp.common.files import completed
 from megasharp.common.formats import read_table_stamp, table_stamp
 from megasharp.common.records import Completion, Group
 from megasharp.config.log import RolloutTablesConfig
-from megasharp.metrics.parquet import arrow, parquet, write_rows
+from megasharp.metrics.parquet import arrow, parquet, turn_cells, turns_type, write_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -95,6 +95,8 @@ def response_schema() -> pa.Schema:
             ("mean_entropy", pa.float64()),
             ("dropped_reason", pa.string()),
             ("begun_limit", pa.int64()),
+            ("turns", pa.int64()),
+            ("turn_places", turns_type()),
         ],
         metadata=_METADATA,
     )
@@ -120,7 +122,7 @@ def token_schema() -> pa.Schema:
 _COMPRESSION = "zstd"
 
 Span = dict[str, int | None]
-Cell = str | int | float | list[Span] | None
+Cell = str | int | float | list[Span] | list[dict[str, Any]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,18 +307,20 @@ def _rows(
                 "prompt": storable(group.prompt.text),
                 "policy_version": group.policy_version,
                 "text": storable(response.text),
-                "length": response.length,
+                "length": response.policy_tokens,
                 "outcome": verdict.outcome.value,
                 "reward": verdict.reward,
                 "canonical_answer": None if answer is None else storable(answer),
                 "finish_reason": completion.finish_reason.value,
-                "mean_sampler_logp": _mean(completion.sampler_logp),
-                "mean_policy_logp": _mean(completion.policy_logp),
-                "mean_memory_logp": _mean(completion.memory_logp),
+                "mean_sampler_logp": _mean(completion, completion.sampler_logp),
+                "mean_policy_logp": _mean(completion, completion.policy_logp),
+                "mean_memory_logp": _mean(completion, completion.memory_logp),
                 "versions": _versions(completion, memory_ahead),
                 "mean_entropy": mean_entropy.get((group.id, index)),
                 "dropped_reason": group.dropped_reason,
                 "begun_limit": group.begun_limit,
+                "turns": len(response.turns) or None,
+                "turn_places": turn_cells(response.turns),
             }
 
 
@@ -333,8 +337,9 @@ def _versions(completion: Completion, memory_ahead: int) -> list[Span]:
     ]
 
 
-def _mean(values_T: Tensor | None) -> float | None:
-    return float(values_T.double().mean()) if values_T is not None and values_T.numel() else None
+def _mean(completion: Completion, values_T: Tensor | None) -> float | None:
+    own_T = None if values_T is None else completion.of_policy(values_T)
+    return float(own_T.double().mean()) if own_T is not None and own_T.numel() else None
 
 
 def storable(text: str) -> str:

@@ -28,12 +28,14 @@ from cases import each_case
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megasharp.algos.base import MethodParams, Needs, Reduction
+from megasharp.algos import METHODS
+from megasharp.algos.base import Method, MethodParams, Needs, Reduction, overridden_hooks
 from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.recipe import Recipe
 from megasharp.batching.packing import PackLayout, pack
 from megasharp.common.records import (
     Completion,
+    Episode,
     FinishReason,
     Group,
     MicroBatch,
@@ -42,6 +44,7 @@ from megasharp.common.records import (
     Response,
     StepBatch,
     TaskAnswer,
+    Turn,
     Verdict,
 )
 from megasharp.ops.head import VocabShard, token_head
@@ -108,6 +111,9 @@ class Case:
     sampler_logp: Real
     engine_logp: Real
     temperature: float
+    # By group and index, the turns of responses that an environment has answered; places count from the response's
+    # first token, and its tokens are among `target`.
+    turns: Mapping[tuple[int, int], tuple[Turn, ...]] = dataclasses.field(default_factory=dict)
 
     @property
     def T(self) -> int:
@@ -120,7 +126,7 @@ class Case:
     @property
     def groups(self) -> list[list[Answer]]:
         """The scored responses of every group."""
-        return [self.group(number) for number in range(len(REWARDS))]
+        return [self.group(number) for number in sorted({answer.group for answer in self.answers})]
 
     @property
     def scored(self) -> list[Answer]:
@@ -173,6 +179,55 @@ def random_case(seed: int) -> Case:
     )
 
 
+def answered(case: Case, seed: int) -> tuple[Case, NDArray[np.bool_]]:
+    """Put answers of an environment between the tokens of most responses; return the step, and which tokens are its.
+
+    What stands at them is what no loss may read: log-probs that are not finite among it.
+    """
+    random = np.random.default_rng(seed)
+    chosen: list[NDArray[np.int64]] = []
+    answers, turns, start = [], {}, 0
+    for answer in case.answers:
+        places = [*range(answer.start, answer.stop)]
+        own: list[Turn] = []
+        row: list[int] = []
+        begun = 0
+        for place in places:
+            row.append(place)
+            # An answer at the very end as well: a turn that was cut short may leave one.
+            if random.random() < 0.4:
+                said = int(random.integers(1, 4))
+                row += [-1] * said
+                own.append(Turn(begun, len(row) - said, len(row), 0.0))
+                begun = len(row)
+        if own:
+            turns[answer.group, answer.index] = tuple(own)
+        answers.append(dataclasses.replace(answer, start=start, stop=start + len(row)))
+        start += len(row)
+        chosen.append(np.array(row, dtype=np.int64))
+    at = np.concatenate(chosen)
+    said = at < 0
+
+    def spread(values: Any, fill: Any) -> Any:
+        found = values[np.where(said, 0, at)]
+        found[said] = fill(int(said.sum()))
+        return found
+
+    noise = lambda count: random.normal(0.0, 1.5, (count, VOCAB))  # noqa: E731
+    wild = lambda count: random.choice([-np.inf, np.nan, -50.0, 0.0], count)  # noqa: E731
+    return dataclasses.replace(
+        case,
+        answers=tuple(answers),
+        target=spread(case.target, lambda count: random.integers(0, VOCAB, count)),
+        z=spread(case.z, noise),
+        z_old=spread(case.z_old, noise),
+        z_ref=spread(case.z_ref, noise),
+        sampler_logp=spread(case.sampler_logp, wild),
+        engine_logp=spread(case.engine_logp, wild),
+        turns=turns,
+    ), said
+
+
 def stop(x: Any) -> Any:
     """Stop-gradient: the value, held constant."""
     return np.real(x)
@@ -218,7 +273,7 @@ def value_and_gradient(oracle: Callable[[Case, Complex], Any], case: Case) -> tu
 def groups_of(case: Case) -> list[Group]:
     """The step as rollouts hand it over; every number derives from the case."""
     made = []
-    for number in range(len(REWARDS)):
+    for number in sorted({answer.group for answer in case.answers}):
         prompt = Prompt(f"p{number}", "task", "", (1, 2, 3)[: 1 + number % 3], TaskAnswer(), "memory", 0, number)
         responses = tuple(_response(case, a) for a in case.answers if a.group == number)
         made.append(Group(f"g{number}", prompt, responses, policy_version=0))
@@ -235,6 +290,7 @@ def _response(case: Case, answer: Answer) -> Response:
         version_spans=(),
         finish_reason=FinishReason.STOP,
         seed=answer.seed,
+        episode=Episode(turns) if (turns := case.turns.get((answer.group, answer.index))) else None,
     )
     if not answer.scored:
         return Response(completion, "", Verdict(Outcome.INFRA, 0.0))
@@ -363,3 +419,19 @@ def check(
     assert np.abs(result.gradient - expected).max() <= 1e-10, np.abs(result.gradient - expected).max()
     assert np.abs(expected).max() > 1e-6, "an oracle without gradient proves nothing"
     return result
+
+
+CUTS = {
+    "one response at a time": Cut(micro_batch_tokens=1, share_prompts=False),
+    "few groups at a time": Cut(micro_batch_tokens=24),
+    "another order": Cut(micro_batch_tokens=40, order=7),
+    "two data-parallel ranks": Cut(micro_batch_tokens=32, dp=2, order=3),
+}
+
+
+def hooks_of(method: type[Method]) -> set[str]:
+    return set(overridden_hooks(method)).union(*(hooks_of(METHODS[name]) for name in method.brings))
+
+
+def with_estimator(name: str) -> list[str]:
+    return [name] if "advantages" in hooks_of(METHODS[name]) else ["grpo", name]

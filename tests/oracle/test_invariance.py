@@ -6,25 +6,9 @@ import numpy as np
 import pytest
 import torch
 from cases import each_case
-from harness import Case, Cut, random_case, run
+from harness import CUTS, Case, random_case, run, with_estimator
 
 from megasharp.algos import METHODS
-from megasharp.algos.base import Method, overridden_hooks
-
-CUTS = {
-    "one response at a time": Cut(micro_batch_tokens=1, share_prompts=False),
-    "few groups at a time": Cut(micro_batch_tokens=24),
-    "another order": Cut(micro_batch_tokens=40, order=7),
-    "two data-parallel ranks": Cut(micro_batch_tokens=32, dp=2, order=3),
-}
-
-
-def hooks_of(method: type[Method]) -> set[str]:
-    return set(overridden_hooks(method)).union(*(hooks_of(METHODS[name]) for name in method.brings))
-
-
-def with_estimator(name: str) -> list[str]:
-    return [name] if "advantages" in hooks_of(METHODS[name]) else ["grpo", name]
 
 
 @pytest.fixture(scope="module")

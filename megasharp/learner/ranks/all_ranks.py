@@ -323,7 +323,12 @@ def _sequences(groups: Sequence[Sampled]) -> Iterator[TrainSequence]:
         for index, response in enumerate(group.responses):
             # Expanded, each of these is one number a response, here and on its way to the ranks.
             count = response.numel()
-            nothing = torch.zeros(1).expand(count)
+            nothing, mask_T = torch.zeros(1).expand(count), torch.ones(1).expand(count)
+            places = group.observed[index] if group.observed else ()
+            if places:
+                mask_T = mask_T.clone()
+                for start, end in places:
+                    mask_T[start:end] = 0.0
             yield TrainSequence(
                 group_id=group.group_id,
                 index=index,
@@ -335,7 +340,7 @@ def _sequences(groups: Sequence[Sampled]) -> Iterator[TrainSequence]:
                 reward=0.0,
                 correct=False,
                 advantage_T=torch.zeros(1, dtype=torch.float64).expand(count),
-                mask_T=torch.ones(1).expand(count),
+                mask_T=mask_T,
                 sampler_logp_T=nothing,
                 policy_logp_T=nothing,
             )

@@ -135,8 +135,12 @@ def recipe(methods: tuple[str, ...] = ("grpo",), mini_batches: int = 1, reductio
     return build_recipe(methods, params, reduction=reduction, constant=40.0, mini_batches=mini_batches)
 
 
-def ragged_sequences(seed: int = 0, groups: int = 6, masked: bool = True) -> list[Sequence]:
-    """Groups of one to four responses of 1 to 13 tokens after prompts of 1 to 9; one response is masked."""
+def ragged_sequences(seed: int = 0, groups: int = 6, masked: bool = True, turns: bool = False) -> list[Sequence]:
+    """Groups of one to four responses of 1 to 13 tokens after prompts of 1 to 9.
+
+    One response is masked. With `turns` those of a group have an environment's tokens in the middle, and an advantage
+    for each turn.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def integer(low: int, high: int) -> int:
@@ -148,7 +152,11 @@ def ragged_sequences(seed: int = 0, groups: int = 6, masked: bool = True) -> lis
         for index in range(1 + (group + 2) % 4):
             length = 1 if (group, index) == (1, 1) else integer(1, 13)
             tokens = torch.cat([prompt, torch.randint(0, VOCAB, (length,), generator=generator)])
-            mask = 0.0 if masked and (group, index) == (2, 0) else 1.0
+            mask_T = torch.full((length,), 0.0 if masked and (group, index) == (2, 0) else 1.0)
+            advantage_T = torch.randn(1, generator=generator, dtype=torch.float64).repeat(length)
+            if turns and group == 3:
+                said = slice(length // 3, 2 * length // 3)
+                mask_T[said], advantage_T[said.stop :] = 0.0, -0.5 * advantage_T[:1]
             sequences.append(
                 Sequence(
                     group_id=f"group-{group}",
@@ -160,8 +168,8 @@ def ragged_sequences(seed: int = 0, groups: int = 6, masked: bool = True) -> lis
                     prompt_length=int(prompt.numel()),
                     reward=float(index % 2),
                     correct=bool(index % 2),
-                    advantage_T=torch.randn(1, generator=generator, dtype=torch.float64).repeat(length),
-                    mask_T=torch.full((length,), mask),
+                    advantage_T=advantage_T,
+                    mask_T=mask_T,
                     sampler_logp_T=torch.full((length,), -1.0),
                     policy_logp_T=torch.full((length,), -1.0),
                 )

@@ -129,7 +129,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def references(folders: dict[str, str]) -> dict[Case, Result]:
     runs = [(case, "tp1", REFERENCE_CUT) for case in CASES]
-    (results,) = run_ranks(1, train_all, folders, ragged_sequences(), runs)
+    (results,) = run_ranks(1, train_all, folders, ragged_sequences(turns=True), runs)
     return dict(zip(CASES, results, strict=True))
 
 
@@ -154,7 +154,7 @@ def test_result_does_not_depend_on_the_cut(folders: dict[str, str], references: 
 
 
 def check_runs(world: int, runs: SequenceOf[Run], folders: dict[str, str], references: dict[Case, Result]) -> None:
-    results = run_ranks(world, train_all, folders, ragged_sequences(), runs)[0]
+    results = run_ranks(world, train_all, folders, ragged_sequences(turns=True), runs)[0]
     assert len(results) == len(runs)
     for run, result in zip(runs, results, strict=True):
         case = run[0]

@@ -63,7 +63,7 @@ def with_advantage(sequences: list[Sequence], value: float) -> list[Sequence]:
 def bad_advantage(
     rank: int, world: int, folder: str, layouts: list[str], values: list[float], dtype: torch.dtype
 ) -> list[Skipped]:
-    sequences = ragged_sequences()
+    sequences = ragged_sequences(turns=True)
     found = []
     for name in layouts:
         layout = LAYOUTS[name]

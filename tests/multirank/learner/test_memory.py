@@ -204,7 +204,7 @@ def sampled(models: tuple[str, str], window: int | None) -> tuple[list[Sequence]
     for number, (tokens, group) in enumerate(zip(prompts, drawn, strict=True)):
         prompt = Prompt(f"p{number}", "t", "", tokens, TaskAnswer(), "s", 0, number)
         responses = tuple(Response(completion, "", Verdict(Outcome.WRONG, 0.0)) for completion in group)
-        sequences += [training_sequence(Group(f"g{number}", prompt, responses, 0), i, 0.0) for i in range(2)]
+        sequences += [training_sequence(Group(f"g{number}", prompt, responses, 0), i, torch.zeros(1)) for i in range(2)]
     logp = dict(enumerate(completion.memory_logp for group in drawn for completion in group))
     assert all(each is not None for each in logp.values())
     return sequences, logp

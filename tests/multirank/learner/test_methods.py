@@ -18,7 +18,7 @@ from megasharp.algos.recipe import Recipe
 from megasharp.common.records import MicroBatch, StepBatch, StepStats
 
 MODEL = "qwen3-tied"
-BEFORE_PACKING = {"select", "rewards", "advantages"}
+BEFORE_PACKING = {"select", "rewards", "advantages", "turn_advantages"}
 # Shares that are one token of a thousand, and wide bounds, would leave this step of some hundred tokens alone.
 PARAMS: dict[str, MethodParams] = {
     "clip_cov": ClipCovParams(share=0.1, low=0.0, high=9.0),
@@ -76,7 +76,7 @@ def steps(rank: int, world: int, folder: str, layout_name: str) -> list[StepStat
         for names in cases():
             recipe = recipe_of(names)
             needs = dataclasses.replace(recipe.annotation, old_logp=max(recipe.annotation.old_logp, 1))
-            batch = packed(ragged_sequences(), layout, micro_batch_tokens=64, mini_batches=2)
+            batch = packed(ragged_sequences(turns=True), layout, micro_batch_tokens=64, mini_batches=2)
             batch, calibrated = recipe.calibrate(moved(learner.annotate(batch, needs)))
             stats = learner.step(batch, recipe)
             results.append(dataclasses.replace(stats, metrics={**calibrated, **stats.metrics}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -15,17 +16,20 @@ from megasharp.batching.packing import PackLayout
 from megasharp.checkpoint.rollout_store import read_replay, write_replay
 from megasharp.common.records import (
     Completion,
+    Episode,
     FinishReason,
     Group,
     Outcome,
     Prompt,
     Response,
+    Sampled,
     StepBatch,
     StepStats,
     TaskAnswer,
+    Turn,
     Verdict,
 )
-from megasharp.learner.ranks.all_ranks import MemoryNetwork, RanksLearner
+from megasharp.learner.ranks.all_ranks import MemoryNetwork, RanksLearner, _sequences
 from megasharp.learner.weights import first_weights
 
 LAYOUT = PackLayout(dp=1, micro_batch_tokens=64, mini_batches=7, row_multiple=8, constant=8.0)
@@ -121,6 +125,20 @@ def test_a_resumed_network_replays_what_the_uninterrupted_one_does(tmp_path: Pat
     for one, other in zip(chain(*memory.recent), chain(*again.recent), strict=True):
         assert one.group_id == other.group_id and one.prompt.dtype == other.prompt.dtype == torch.int32
         assert all(map(torch.equal, (one.prompt, *one.responses), (other.prompt, *other.responses)))
+
+
+def test_what_an_environment_said_is_no_token_to_learn_also_after_a_resume(tmp_path: Path) -> None:
+    """Places [1, 3) of the first response are its environment's; the second has none."""
+    plain = group(1, 0, [3, 4, 5, 6], [7, 8])
+    first, second = plain.responses
+    answered = replace(first.completion, episode=Episode((Turn(0, 1, 3),)))
+    sampled = Sampled.of(replace(plain, responses=(replace(first, completion=answered), second)))
+    write_replay(tmp_path, [[sampled], [Sampled.of(plain)]])
+    for found, masks in zip(
+        chain([sampled], *read_replay(tmp_path)), ([1, 0, 0, 1], [1, 0, 0, 1], [1] * 4), strict=True
+    ):
+        assert [sequence.mask_T.tolist() for sequence in _sequences([found])] == [masks, [1, 1]]
+        assert found.tokens == sum(masks) + 2
 
 
 def test_a_cold_network_is_drawn_by_name_from_the_seed(tmp_path: Path) -> None:
