@@ -46,6 +46,7 @@ from megasharp.algos.reinforce_pp_baseline import ReinforcePPBaseline
 from megasharp.algos.rloo import RLOO
 from megasharp.algos.soft_overlong import SoftOverlong
 from megasharp.algos.truncated_is import TruncatedIS
+from megasharp.algos.turn_returns import TurnReturns
 from megasharp.algos.unlikeliness import Unlikeliness
 from megasharp.algos.w_reinforce import WReinforce
 
@@ -61,6 +62,7 @@ METHODS: dict[str, type[Method[Any]]] = {
     "gr_pkpo": PassKTraining,
     "pkpo": PKPO,
     "grpo_best_of": GRPOBestOf,
+    "turn_returns": TurnReturns,
     "dapo": DAPO,
     "grpo_n": GRPON,
     "gspo_n": GSPON,
