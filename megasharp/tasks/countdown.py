@@ -75,18 +75,18 @@ def make_problem(rng: Random, count: int, within: CountdownRange | None = None) 
     within = within or CountdownRange()
     while True:
         numbers = tuple(rng.randint(1, within.largest_number) for _ in range(count))
-        solution, value = _random_expression(rng, rng.sample(numbers, count))
+        solution, value = random_expression(rng, rng.sample(numbers, count))
         if value.denominator == 1 and 1 <= value <= within.largest_target:
             return CountdownProblem(numbers, int(value), solution)
 
 
-def _random_expression(rng: Random, numbers: Sequence[int]) -> tuple[str, Fraction]:
+def random_expression(rng: Random, numbers: Sequence[int]) -> tuple[str, Fraction]:
     """A random expression over `numbers` in this order, inner operations in parentheses, and its value."""
     if len(numbers) == 1:
         return str(numbers[0]), Fraction(numbers[0])
     cut = rng.randint(1, len(numbers) - 1)
-    left, left_value = _random_expression(rng, numbers[:cut])
-    right, right_value = _random_expression(rng, numbers[cut:])
+    left, left_value = random_expression(rng, numbers[:cut])
+    right, right_value = random_expression(rng, numbers[cut:])
     exact = right_value != 0 and (left_value / right_value).denominator == 1
     operator = rng.choice("+-*/" if exact else "+-*")
     value = {

@@ -18,20 +18,24 @@ from megasharp.tasks import (
     code,
     countdown,
     countdown_tags,
+    environment,
     form,
     instructions,
     knights,
     knights_short,
     math,
+    maze,
     reasoning_gym,
     short_answer,
     synlogic,
 )
 from megasharp.tasks.data_fields import Fields, plain_columns, read_objects
+from megasharp.tasks.environments import problem_file
 from megasharp.tasks.judge import TaskItem, Verifier, Verifiers
 from megasharp.tasks.own_reward import OwnReward
 from megasharp.tasks.own_rows import answer_text
 from megasharp.tasks.sandbox.programs import Sandbox
+from megasharp.tasks.tools import tool_file
 
 # The part of a response that a verifier is given: its final answer, as `final_answer.py` says; all of it, thinking
 # included; or what stands after thinking, which is the answer from its first sign to its last.
@@ -87,6 +91,7 @@ TASKS: dict[str, Task] = {
         countdown_tags.load_items_of_three, countdown_tags.verify, prompt="countdown_qwen", response=1024
     ),
     "countdown_3to4": Task(countdown_tags.load_items, countdown_tags.verify, prompt="countdown_qwen", response=1024),
+    "environment": Task(problem_file.load_items, environment.verify, reading="whole"),
     "form": Task(form.load_items, form.verify, prompt="plain", reading="whole"),
     "instructions": Task(
         instructions.load_items,
@@ -107,6 +112,7 @@ TASKS: dict[str, Task] = {
         answer=lambda item, key: math.answer_of(answer_text(item, key)),
         response=4096,
     ),
+    "maze": Task(maze.load_items, environment.verify, response=64, reading="whole"),
     "reasoning_gym": Task(
         reasoning_gym.load_items,
         reasoning_gym.verify,
@@ -125,11 +131,13 @@ TASKS: dict[str, Task] = {
     "synlogic": Task(
         synlogic.load_items, synlogic.verify, worker=True, library=math.load_library, prompt="plain", response=8192
     ),
+    # Any task's answers, `math` among them.
+    "tools": Task(tool_file.load_items, tool_file.verify, worker=True, library=math.load_library, response=4096),
 }
 
 
-# Tests of programs, which their answers hold too, are megabytes; reasoning_gym makes its problems by itself.
-_WITHOUT_COLUMNS = ("code", "reasoning_gym")
+# Tests of programs, which their answers hold too, are megabytes; the files of the others are no rows.
+_WITHOUT_COLUMNS = ("code", "environment", "reasoning_gym", "tools")
 
 
 def load_items(task: str, path: Path) -> list[TaskItem]:

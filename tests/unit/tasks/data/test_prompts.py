@@ -80,7 +80,7 @@ class Tokens:
 
     plain = encode
 
-    def chat(self, turns: tuple[tuple[str, str], ...]) -> str:
+    def chat(self, turns: tuple[tuple[str, str], ...], tools: str = "") -> str:
         return "".join(f"[{role}: {text}]" for role, text in turns) + "[assistant: "
 
 

@@ -20,6 +20,7 @@ from megasharp.tasks.sandbox.bubblewrap import open_sandbox
 from megasharp.tasks.table import TASKS, load_items, make_verifiers
 
 FILES = Path(__file__).parent / "files"
+GOLDEN = Path(__file__).parents[3] / "golden" / "tasks"
 SHIPPED = Path(__file__).parents[4] / "examples" / "quickstart" / "data" / "dev.jsonl"
 
 # For each task: its file, the first problem's id, and a right and a wrong response to it.
@@ -44,6 +45,7 @@ EXAMPLES = {
         "55+36 is 91</think> <answer> 55 + 36 - 7 - 19 </answer>",
         "<answer>55+36-7</answer>",
     ),
+    "environment": (GOLDEN / "environment.yaml", "maze-test-00000", None, None),
     "form": (FILES / "form.jsonl", "form-1", "<think>2</think><answer>2</answer>", None),
     "instructions": (FILES / "instructions.jsonl", "1000", "two words", "two, words"),
     "knights": (
@@ -53,6 +55,7 @@ EXAMPLES = {
         "<answer>Boris is a knight, Alice is a knave</answer>",
     ),
     "knights_short": (FILES / "knights.jsonl", "k1", "10", "01"),
+    "maze": (GOLDEN / "maze.jsonl", "maze-test-00000", None, None),
     "reasoning_gym": (
         FILES / "reasoning_gym.yaml",
         "chain_sum-1-00000",
@@ -61,6 +64,7 @@ EXAMPLES = {
     ),
     "short_answer": (FILES / "short_answer.jsonl", "short_answer-1", "So the answer is False.", r"\boxed{True}"),
     "synlogic": (FILES / "synlogic.jsonl", "s1", r"<answer>\boxed{7}</answer>", r"<answer>\boxed{8}</answer>"),
+    "tools": (FILES / "tools.yaml", "test/prealgebra/1.json", r"so \boxed{1/3}", r"so \boxed{2/3}"),
     "math": (FILES / "math.jsonl", "test/prealgebra/1.json", r"so \boxed{1/3}", r"so \boxed{2/3}"),
 }
 

@@ -1,0 +1,1 @@
+"""Environments by their classes: a user's own, and those of other packages."""
