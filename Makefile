@@ -14,12 +14,15 @@ GPU_PYTHON ?= python3.12
 TRAINER := .venv-gpu
 ENGINES := .venv-engines
 
+VERIFIERS := .venv-verifiers
+OPENENV := .venv-openenv
+
 FLEET := .venv-fleet
 FLEET_PIP := $(FLEET)/bin/python -m pip --disable-pip-version-check
 FLEET_SET := megasharp/rollout/sglang/engine/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart install fleet gpu lint format test test-unit test-long test-due test-resume docs docs-serve wheel bench verifier-report clean
+.PHONY: help venv quickstart install fleet environments gpu lint format test test-unit test-long test-due test-resume docs docs-serve wheel bench verifier-report clean
 
 # A target with two hashes is listed.
 help: ## list these targets
@@ -63,6 +66,20 @@ $(FLEET)/.built: pyproject.toml $(FLEET_SET)
 	$(AS_EDITABLE) $(FLEET_PIP) install -q --no-deps --no-build-isolation -e .
 	@touch $@
 
+# What the package verifiers asks for stands over .venv, which it sees. A server of OpenEnv's has a Python of its own, as
+# everywhere: some of its pins are others.
+$(VERIFIERS)/.built: $(VENV)/.test
+	$(BIN)/python -m venv --without-pip $(VERIFIERS)
+	$(BIN)/python -c 'import site, sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > $(VERIFIERS)/lib/$$($(BIN)/python -c 'import sys; print("python%d.%d" % sys.version_info[:2])')/site-packages/below.pth
+	$(VERIFIERS)/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt verifiers==0.4.0
+	@touch $@
+
+$(OPENENV)/.built: $(VENV)/.test
+	$(BIN)/uv venv -q --clear --python $(BIN)/python $(OPENENV)
+	$(BIN)/uv pip install -q --python $(OPENENV)/bin/python openenv==0.10.0
+	@touch $@
+
 # The trainer's and the engines' Python on a machine with GPUs, from the locks in requirements/.
 gpu $(TRAINER)/.built $(ENGINES)/.built: export PYTHON = $(GPU_PYTHON)
 $(TRAINER)/.built: requirements/trainer.txt requirements/trainer-apart.txt tools/gpu_environment.sh
@@ -83,6 +100,8 @@ quickstart: $(VENV)/.base ## install, then train the quickstart's model (about t
 install: $(VENV)/.test ## install into .venv with all that development needs
 
 fleet: $(VENV)/.base $(FLEET)/.built ## build .venv-fleet: SGLang's engines on a CPU machine
+
+environments: $(VERIFIERS)/.built $(OPENENV)/.built ## build .venv-verifiers, megasharp with verifiers, and .venv-openenv, a server
 
 gpu: $(TRAINER)/.built $(ENGINES)/.built ## build .venv-gpu, the trainer, and .venv-engines, SGLang, for CUDA 13
 
@@ -153,4 +172,4 @@ verifier-report: $(VENV)/.test ## judge the labelled corpus by all verifiers; RE
 	$(BIN)/python tools/verifier_report.py $(if $(RECORD),--record)
 
 clean: ## remove environments, reports and builds; runs stay
-	rm -rf $(VENV) $(FLEET) $(TRAINER) $(ENGINES) .reports build dist site *.egg-info
+	rm -rf $(VENV) $(FLEET) $(VERIFIERS) $(OPENENV) $(TRAINER) $(ENGINES) .reports build dist site *.egg-info

@@ -22,8 +22,8 @@ def test_four_ranks_are_one(layout: str, tmp_path: Path) -> None:
     cases = [CASES[0], CASES[1], CASES[-1]]
     folders = {name: save_model(tmp_path, name) for name in sorted({case.model for case in cases})}
     alone = [(case, "tp1", REFERENCE_CUT) for case in cases]
-    (references,) = run_ranks(1, train_all, folders, ragged_sequences(), alone)
+    (references,) = run_ranks(1, train_all, folders, ragged_sequences(turns=True), alone)
     runs = [(case, layout, CUTS[number]) for number, case in enumerate(cases)]
-    results = run_ranks(4, train_all, folders, ragged_sequences(), runs)[0]
+    results = run_ranks(4, train_all, folders, ragged_sequences(turns=True), runs)[0]
     for run, result, reference in zip(runs, results, references, strict=True):
         assert_same(run, result, reference, start_weights(folders[run[0].model]))
