@@ -28,7 +28,8 @@ class TaskItem:
 
     `turns` are messages, each a role and a text, of which the model's own chat template makes the prompt
     (`tasks/stream.py`); where there are none, the prompt is `text` as it stands. `question` is the problem without
-    the words that a prompt adds; empty where a prompt adds nothing. `row` has all columns of the row that it was read
+    the words that a prompt adds; empty where a prompt adds nothing. `tools` is a JSON list of the schemas that the chat
+    template writes too; empty where there are none. `row` has all columns of the row that it was read
     from, for a user's own reward; it is no part of equality or of the digest.
 
     Example: `TaskItem("countdown-train-00017", "countdown", "3 5 7 8=24:", CountdownAnswer((3, 5, 7, 8), 24),
@@ -43,6 +44,7 @@ class TaskItem:
     turns: tuple[tuple[str, str], ...] = ()
     question: str = ""
     row: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+    tools: str = ""
 
     @property
     def messages(self) -> tuple[tuple[str, str], ...]:
@@ -51,10 +53,10 @@ class TaskItem:
 
 
 def digest_of(items: Sequence[TaskItem]) -> str:
-    """Return the SHA-256 of problems in their order: ids, texts, answers and messages."""
+    """Return the SHA-256 of problems in their order: ids, texts, answers, messages and tools."""
     digest = hashlib.sha256()
     for item in items:
-        digest.update(repr((item.id, item.text, item.answer, *item.turns)).encode())
+        digest.update(repr((item.id, item.text, item.answer, *item.turns, *filter(None, [item.tools]))).encode())
     return digest.hexdigest()
 
 

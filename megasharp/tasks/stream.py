@@ -34,8 +34,8 @@ class ChatEncoder(Protocol):
         """Token ids of a text that no chat template has written."""
         ...
 
-    def chat(self, turns: Turns) -> str | None:
-        """The text that the model's chat template makes of messages, up to where its answer begins; None without."""
+    def chat(self, turns: Turns, tools: str = "") -> str | None:
+        """The text that the chat template makes of messages and tools, up to where an answer begins; None without."""
         ...
 
 
@@ -49,7 +49,7 @@ class ReadPrompt:
 
 def read_prompt(item: TaskItem, tokenizer: ChatEncoder) -> ReadPrompt:
     """Return a problem as the model reads it. Raises UserError where its chat template cannot write the messages."""
-    written = tokenizer.chat(item.turns) if item.turns else None
+    written = tokenizer.chat(item.turns, item.tools) if item.turns else None
     if written is not None:
         return ReadPrompt(written, tokenizer.encode(written))
     text = "\n\n".join(text for _, text in item.turns) if item.turns else item.text

@@ -18,7 +18,7 @@ from megasharp.common.lean_transformers import AutoTokenizer
 # The day that chat templates take for today: the one in Llama 3.1's own template.
 _DAY = datetime(2024, 7, 26)
 # A text that no chat template has words of its own like.
-_ANSWER = "7f3a9c41"
+ANSWER = "7f3a9c41"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,17 +71,24 @@ class TextTokenizer:
             return tokens
         return (self.bos, *tokens)
 
-    def chat(self, turns: Sequence[tuple[str, str]]) -> str | None:
+    def chat(self, turns: Sequence[tuple[str, str]], tools: str = "") -> str | None:
         """The text that the model's chat template makes of messages (role, text), up to where the answer begins.
 
-        None where the tokenizer has no chat template. Raises UserError where it has one that cannot write these.
+        `tools` is a JSON list of schemas that it writes too; empty for none. None where the tokenizer has no chat
+        template. Raises UserError where it has one that cannot write these, and for tools where it has none.
         """
+        schemas = json.loads(tools) if tools else None
         if not self.backend.chat_template:
+            if schemas:
+                raise UserError(
+                    f"{self.backend.name_or_path}: without a chat template no prompt says which tools there are"
+                )
             return None
         messages = [{"role": role, "content": text} for role, text in turns]
         try:
             text = self.backend.apply_chat_template(
                 messages,
+                tools=schemas,
                 chat_template=_on_one_day(self.backend.get_chat_template()),
                 tokenize=False,
                 add_generation_prompt=True,
@@ -93,15 +100,17 @@ class TextTokenizer:
                 f"({one_line(error)[:200]}); set data.prompt (for an evaluation eval.prompt) to a template that has "
                 "other messages, or to plain"
             ) from error
+        if lost := [each["function"]["name"] for each in schemas or () if each["function"]["name"] not in str(text)]:
+            raise UserError(f"{self.backend.name_or_path}: its chat template leaves out the tools {', '.join(lost)}")
         return str(text)
 
     def turn_end(self) -> int | None:
         """The special token with which the chat template ends an answer; None where there is no such token."""
         try:
-            written = self.chat((("user", "?"), ("assistant", _ANSWER), ("user", "?")))
+            written = self.chat((("user", "?"), ("assistant", ANSWER), ("user", "?")))
         except UserError:  # a template for one message alone
             return None
-        rest = self.encode((written or "").partition(_ANSWER)[2])
+        rest = self.encode((written or "").partition(ANSWER)[2])
         return rest[0] if rest and rest[0] in self.special_ids else None
 
     def missing(self, markers: Sequence[str]) -> list[str]:

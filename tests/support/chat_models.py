@@ -19,6 +19,37 @@ LLAMA = (
     "{{ message.content }}<|eot_id|>{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
+# Shortened templates that write tools, with what matters of the published ones for what stands between turns: Qwen2.5
+# puts answers of tools into one message of the user, Qwen3 drops the thinking before a user's last message, Llama 3.1
+# puts schemas before the user's first message, and answers into messages of ipython as JSON.
+_QWEN_TOOLS = (
+    "<|im_start|>system\n{% if messages[0].role == 'system' %}{{ messages[0].content }}\n\n{% endif %}"
+    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n"
+    "{% set last = namespace(user=0) %}{% for message in messages %}"
+    "{% if message.role == 'user' %}{% set last.user = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for message in messages %}{% set content = message.content %}"
+    "{% if message.role == 'assistant' and loop.index0 < KEPT_FROM %}{% set content = content.split('</think>')[-1] %}"
+    "{% endif %}{% if message.role == 'tool' %}"
+    "{% if messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}"
+    "{{ '\n<tool_response>\n' + content }}\n</tool_response>"
+    "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>\n{% endif %}"
+    "{% elif message.role != 'system' %}<|im_start|>{{ message.role }}\n{{ content }}<|im_end|>\n{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TOOL_TEMPLATES = {
+    "qwen2.5": _QWEN_TOOLS.replace("KEPT_FROM", "0"),
+    "qwen3": _QWEN_TOOLS.replace("KEPT_FROM", "last.user"),
+    "llama3.1": (
+        "{{ bos_token }}<|start_header_id|>system<|end_header_id|>\n\n{% if tools %}Environment: ipython\n{% endif %}"
+        "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% set messages = messages[1:] %}{% endif %}"
+        "<|eot_id|>{% for message in messages %}{% if message.role == 'tool' %}<|start_header_id|>ipython"
+        "<|end_header_id|>\n\n{{ message.content | tojson }}<|eot_id|>{% else %}"
+        "<|start_header_id|>{{ message.role }}<|end_header_id|>\n\n"
+        "{% if loop.first %}{% for tool in tools %}{{ tool | tojson(indent=4) }}\n\n{% endfor %}{% endif %}"
+        "{{ message.content | trim }}<|eot_id|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+    ),
+}
 _SPECIAL = {
     "qwen": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
     "llama": ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],

@@ -19,6 +19,8 @@ from typing import Any
 
 PASSED, FAILED, PROGRAM_FAILED, CHECK_BROKEN = 0, 10, 11, 12
 _NOBODY = 65534
+_LENGTH = struct.Struct("!Q")
+_PIECE = "<call>"
 _CLONE_NEWUSER = 0x10000000
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
@@ -45,7 +47,7 @@ def main(job_descriptor: int, ready_descriptor: int) -> None:
     sys.path += job["packages"]
     os.write(ready_descriptor, b"+")
     os.close(ready_descriptor)
-    {"script": _script, "call": _call, "serve": _serve, "check": _check}[job["kind"]](job)
+    {"script": _script, "call": _call, "serve": _serve, "check": _check, "converse": _converse}[job["kind"]](job)
 
 
 def _leave_keys(keyctl: int) -> None:
@@ -142,6 +144,56 @@ def _check(job: dict[str, Any]) -> None:
                 os._exit(FAILED)
             raise
         os._exit(PASSED)
+
+
+def _converse(job: dict[str, Any]) -> None:
+    """Run pieces of code in one namespace, each answered by what it prints and by its last expression's value.
+
+    Standard input is a socket: a length and so many bytes of UTF-8 each way. Random numbers are the same each time.
+    """
+    import random
+
+    channel = os.dup(0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    random.seed(0)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    # A process that the code forks is not asked, and does not answer.
+    os.register_at_fork(after_in_child=lambda: os.dup2(0, channel))
+    with open(channel, "rb") as questions, open(channel, "wb", closefd=False) as answers:  # noqa: PTH123
+        while length := questions.read(_LENGTH.size):
+            code = questions.read(*_LENGTH.unpack(length)).decode("utf-8", "replace")
+            answer = _said_by(code, namespace, job["characters"]).encode("utf-8", "replace")
+            answers.write(_LENGTH.pack(len(answer)) + answer)
+            answers.flush()
+
+
+def _said_by(code: str, namespace: dict[str, Any], characters: int) -> str:
+    """Run a piece of code, and return the beginning of what it says; an exception is a part of that."""
+    import ast
+    import io
+    import traceback
+    from contextlib import redirect_stderr, redirect_stdout
+
+    class Said(io.StringIO):
+        def write(self, text: str) -> int:
+            super().write(text[: max(0, characters - self.tell())])
+            return len(text)
+
+    said = Said()
+    with redirect_stdout(said), redirect_stderr(said):
+        try:
+            tree: Any = compile(code, _PIECE, "exec", ast.PyCF_ONLY_AST)
+            last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+            exec(compile(tree, _PIECE, "exec"), namespace)
+            if isinstance(last, ast.Expr):
+                value = eval(compile(ast.Expression(last.value), _PIECE, "eval"), namespace)
+                if value is not None:
+                    print(repr(value))
+        except BaseException as error:  # all of it is the code's own, exit() too
+            frames = error.__traceback__.tb_next if error.__traceback__ else None
+            traceback.print_exception(type(error), error, frames)
+    return said.getvalue()
 
 
 def _take_output() -> int:

@@ -105,7 +105,7 @@ def run(sandbox: Sandbox, job: Mapping[str, object], given: bytes, clock: Clock)
     with ExitStack() as stack:
         reads, writes = stack.enter_context(_memory(given)), stack.enter_context(_memory())
         try:
-            process = stack.enter_context(_started(sandbox, job, reads, writes))
+            process = stack.enter_context(started(sandbox, job, reads, writes))
         except OSError as error:
             return Ran(End.INFRA, complaint=str(error))
         ran = process.wait(clock)
@@ -122,8 +122,8 @@ def run_pair(
             answers, answer = _pipe(ends)
             questions, ask = _pipe(ends)
             try:
-                serving = stack.enter_context(_started(sandbox, server, questions, answer))
-                asking = stack.enter_context(_started(sandbox, client, answers, ask))
+                serving = stack.enter_context(started(sandbox, server, questions, answer))
+                asking = stack.enter_context(started(sandbox, client, answers, ask))
             except OSError as error:
                 lost = Ran(End.INFRA, complaint=str(error))
                 return lost, lost
@@ -133,7 +133,7 @@ def run_pair(
         return serving.wait(Clock(_LAST_WORDS_S if failed else 0.0, clock.deadline)), asked
 
 
-class _Process:
+class Process:
     """A started job."""
 
     def __init__(self, process: subprocess.Popen[bytes], group: cgroup.Group, ready: int, errors: int) -> None:
@@ -152,8 +152,7 @@ class _Process:
         finally:
             os.close(ended)
         self.kill()
-        lines = _content(self._errors).decode("utf-8", "replace").split("\n")
-        complaint = next((line.strip() for line in reversed(lines) if line.strip()), "")[:_LAST_LINE]
+        complaint = self.complaint()
         # The code inside writes a byte when the sandbox holds and the program may begin.
         if not os.read(self._ready, 1):
             return Ran(End.INFRA, complaint=complaint or "it did not start")
@@ -163,6 +162,19 @@ class _Process:
         if not in_time or code in _OUT_OF_CPU:
             return Ran(End.TIMEOUT, complaint=complaint)
         return Ran(End.EXITED, code, complaint=complaint)
+
+    def begins(self, deadline: float) -> bool:
+        """Wait until its program may begin; False where it ends before, or has not begun by then."""
+        return _readable([self._ready], deadline) and bool(os.read(self._ready, 1))
+
+    def ran_out(self) -> bool:
+        """Return True where all of its processes together took too much memory."""
+        return self._group.ran_out()
+
+    def complaint(self) -> str:
+        """Return the last line of its errors."""
+        lines = _content(self._errors).decode("utf-8", "replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")[:_LAST_LINE]
 
     def kill(self) -> None:
         """End it with its process group; where it has a process space of its own, everything in that ends too."""
@@ -178,7 +190,7 @@ def _readable(descriptors: list[int], deadline: float) -> bool:
 
 
 @contextmanager
-def _started(sandbox: Sandbox, job: Mapping[str, object], reads: int, writes: int) -> Iterator[_Process]:
+def started(sandbox: Sandbox, job: Mapping[str, object], reads: int, writes: int) -> Iterator[Process]:
     """A job on its way; it is ended at the latest at the end."""
     whole = {
         **job,
@@ -209,9 +221,9 @@ def _started(sandbox: Sandbox, job: Mapping[str, object], reads: int, writes: in
                 )
         finally:
             os.close(say_ready)
-        started = _Process(process, group, ready, errors)
-        stack.callback(started.kill)
-        yield started
+        begun = Process(process, group, ready, errors)
+        stack.callback(begun.kill)
+        yield begun
 
 
 # Equal programs must get equal verdicts, so hashes are fixed; threads of a library would count as processes.

@@ -154,13 +154,13 @@ def test_anything_else_is_raised(name: str, message: str) -> None:
 @each_case(
     ("path", "message"),
     [
-        ("own_rewards.half", "must be written package.module:function"),
-        ("own_rewards:", "must be written package.module:function"),
-        (":half", "must be written package.module:function"),
-        ("own rewards:half", "must be written package.module:function"),
+        ("own_rewards.half", "must be written package.module:name"),
+        ("own_rewards:", "must be written package.module:name"),
+        (":half", "must be written package.module:name"),
+        ("own rewards:half", "must be written package.module:name"),
         ("own_absent:half", r"cannot import own_absent \(ModuleNotFoundError: .*beside the run file"),
         ("own_broken:half", r"cannot import own_broken \(ZeroDivisionError: division by zero\)"),
-        ("own_rewards:absent", "own_rewards has no 'absent'; name one of its functions"),
+        ("own_rewards:absent", "own_rewards has no 'absent'; name what it has"),
         ("own_rewards:number", "own_rewards:number is a int; name a function or a class"),
         ("own_rewards:of_one", r"cannot be called with \(text, answer\) \(too many positional arguments\)"),
         ("own_rewards:of_three", r"cannot be called with \(text, answer\) \(missing a required argument"),
