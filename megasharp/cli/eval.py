@@ -107,6 +107,22 @@ def evaluate(
             min=1, help="Longest response in tokens. Without it: the group's, or the run's.", rich_help_panel=SAMPLING
         ),
     ] = None,
+    max_turns: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Of a suite with an environment: most turns of a response. Without it: the run's, or 8.",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None,
+    turn_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Of a suite with an environment: longest turn in tokens. Without it: the run's, or --max-tokens.",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None,
     prompt: Annotated[
         str | None,
         typer.Option(
@@ -282,6 +298,7 @@ def evaluate(
     served = None
     if endpoint is not None:
         served = EndpointOptions(endpoint, endpoint_model, endpoint_api, concurrency, samples_per_call, call_limit_s)
+    turns = {"max_turns": max_turns, "turn_tokens": turn_tokens}
     reading = {"answer_after": answer_after, "truncated": truncated}
     asked = Asked(
         source,
@@ -315,6 +332,7 @@ def evaluate(
         keep,
         keep_mb,
         served,
+        {name: value for name, value in turns.items() if value is not None},
     )
     folder = rejudge or export
     if folder is None:

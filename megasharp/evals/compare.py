@@ -238,7 +238,7 @@ def _copies(side: Side) -> Iterator[str]:
 
 
 def _notes(results: Sequence[EvalResult], left_out: int) -> list[str]:
-    names = ["suite", "n", "temperature", "top_p", "max_tokens"]
+    names = ["suite", "n", "temperature", "top_p", "max_tokens", "max_turns", "turn_tokens"]
     # Several runs of a method have samples of several seeds.
     names += ["seed"] if len(results) == 2 else []
     values = ((name, list(dict.fromkeys(getattr(result, name) for result in results))) for name in names)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from megasharp.common.errors import UserError
-from megasharp.common.records import Completion, GenerateRequest, SamplingParams, Verdict
+from megasharp.common.records import Completion, GenerateRequest, Outcome, SamplingParams, TurnText, Verdict
 from megasharp.evals.estimators import pass_at_k
 from megasharp.evals.judging import Finished, Judging
 from megasharp.evals.progress import ProgressLines
@@ -25,8 +25,9 @@ from megasharp.evals.sample_store import SampleStore
 from megasharp.evals.samples import SuiteCounts, token_figures
 from megasharp.evals.stored_samples import StoredSample
 from megasharp.evals.suites import Suite
-from megasharp.rollout.step_request import Engine, MemoryUse, judged, response_seed, streamed
+from megasharp.rollout.step_request import Engine, MemoryUse, episode_of, judged, response_seed, streamed
 from megasharp.rollout.streaming import Asked
+from megasharp.rollout.turn_texts import decoded
 from megasharp.tasks.final_answer import AnswerRule, FinalJudge, opens_thinking
 from megasharp.tasks.judge import DirectJudge, Item, Judge
 from megasharp.tasks.stream import ChatEncoder, ReadPrompt, read_prompt
@@ -97,7 +98,8 @@ class _Source:
                 tokens = self.prompts[number].tokens
                 # Without tokens the engine writes the prompt itself.
                 turns = () if tokens else item.turns or (("user", item.text),)
-                yield GenerateRequest(tokens, seeds, turns=turns), greedily if greedy else self.sampling
+                request = GenerateRequest(tokens, seeds, turns=turns, episode=episode_of(item.answer))
+                yield request, greedily if greedy else self.sampling
 
     def finished(self, place: int, completions: Sequence[Completion]) -> Finished:
         """Return the request at this place with its completions."""
@@ -129,7 +131,11 @@ class _Verification:
         ]
         completions = [completion for _, _, completion in places]
         sampled = [completion.tokens.tolist() for completion in completions]
-        texts = [self._text(*pair) for pair in zip(completions, sampled, strict=True)]
+        told = decoded(completions, self._decode, self.sampling.text)
+        texts = [
+            text if completion.text is None else self.sampling.text(completion.text)
+            for completion, (text, _) in zip(completions, told, strict=True)
+        ]
         items = [
             Item.of(
                 self.suite.items[one.number],
@@ -140,17 +146,15 @@ class _Verification:
             )
             for (one, _, _), text, tokens in zip(places, texts, sampled, strict=True)
         ]
-        verdicts = judged(self.judge, completions, items)
+        verdicts = judged(self.judge, completions, items, [turns for _, turns in told])
         each = (time.monotonic() - start) / max(1, len(places))
         return [
-            self._sample(one, index, completion, item, verdict, each)
-            for (one, index, completion), item, verdict in zip(places, items, verdicts, strict=True)
+            self._sample(one, index, completion, item, verdict, turns, each)
+            for (one, index, completion), item, verdict, (_, turns) in zip(places, items, verdicts, told, strict=True)
         ]
 
-    def _text(self, completion: Completion, tokens: Sequence[int]) -> str:
-        if completion.text is not None:
-            return self.sampling.text(completion.text)
-        return self.sampling.text("" if self.tokenizer is None else self.tokenizer.decode(tokens))
+    def _decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        return ["" if self.tokenizer is None else self.tokenizer.decode(tokens) for tokens in rows]
 
     def _sample(
         self,
@@ -159,6 +163,7 @@ class _Verification:
         completion: Completion,
         item: Item,
         verdict: Verdict,
+        turns: tuple[TurnText, ...],
         judged_s: float,
     ) -> StoredSample:
         seen = token_figures(completion)
@@ -176,7 +181,7 @@ class _Verification:
             reward=verdict.reward,
             answer=None if answer is None else _storable(answer),
             detail=_storable(verdict.detail),
-            tokens=completion.length,
+            tokens=completion.policy_tokens,
             entropy=seen.entropy,
             entropy_sampled=seen.entropy_sampled,
             lambdas=seen.lambdas,
@@ -184,6 +189,7 @@ class _Verification:
             sampled_s=one.sampled_s,
             judged_s=judged_s,
             in_thinking=item.in_thinking,
+            turns=turns,
         )
 
 
@@ -235,7 +241,7 @@ def evaluate(
     sampling = _sampling(setting, tokenizer, memory)
     source = _Source(suite, prompts, setting.seed, counts, sampling, size)
     verification = _Verification(suite, tokenizer, judge, prompts, sampling)
-    seconds = _sample(engine, source, verification, store, ProgressLines(suite.name, counts, say or (lambda _: None)))
+    seconds = _sample(engine, source, verification, store, say or (lambda _: None))
     return summarize(counts.rows(), setting, seconds)
 
 
@@ -257,7 +263,7 @@ def _sampling(setting: EvalSetting, tokenizer: Tokenizer | None, memory: MemoryU
 
 
 def _sample(
-    engine: Engine, source: _Source, verification: _Verification, store: SampleStore | None, lines: ProgressLines
+    engine: Engine, source: _Source, verification: _Verification, store: SampleStore | None, say: Callable[[str], None]
 ) -> float:
     """Sample, judge and count all that is missing; return the seconds that all attempts took."""
     before = 0.0 if store is None else store.seconds
@@ -265,15 +271,20 @@ def _sample(
     if counts.samples == counts.wanted:
         return before
     start = last = time.perf_counter()
+    lines = ProgressLines(source.suite.name, counts, say)
+    told = False
 
     def commit(samples: Sequence[StoredSample]) -> None:
-        nonlocal last
+        nonlocal last, told
         now = time.perf_counter()
         if store is not None:
             store.add(samples, now - last)
         last = now
         for sample in samples:
             counts.add(sample)
+            if sample.outcome is Outcome.INFRA and not told:
+                say(f"{source.suite.name}: a sample of {sample.problem} says nothing of the model: {sample.detail}")
+                told = True
         lines.update()
 
     with Judging(verification.samples, commit) as judging, streamed(engine, source.asked()) as ended:

@@ -26,6 +26,7 @@ class EvalSetting:
 
     `max_tokens` bounds a response; None in files that older versions wrote. `identity` names all else that must be the
     same for samples to be the same, such as digests of the weights and of the problems; empty where nobody asked.
+    `max_turns` and `turn_tokens` are the limits of responses that environments answer; None of others.
     """
 
     suite: str
@@ -41,6 +42,8 @@ class EvalSetting:
     top_k: int = 0
     min_p: float = 0.0
     stop: tuple[str, ...] = ()
+    max_turns: int | None = None
+    turn_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +52,10 @@ class EvalResult:
 
     `avg_at_n` is the mean share of correct samples, `pass_at_n` the share of problems with a correct sample
     among all their samples: AVG@8 and PASS@8 of the papers where n is 8. `greedy_accuracy` is None where greedy was
-    not asked for; `mean_length` in tokens; `truncated` a share of responses; `infra` counts samples; `seconds` is
-    wall-clock time of all attempts, verification included. Fields after `rows` are empty or None where they were not
-    measured (`estimators.columns` says what each is). `intervals` holds 95% intervals by the metrics' names, such as
-    `pass@4`.
+    not asked for; `mean_length` counts the policy's tokens and `turns` the turns of a sample; `truncated` is a share of
+    responses; `infra` counts samples; `seconds` is wall-clock time of all attempts, verification included. Fields after
+    `rows` are empty or None where they were not measured (`estimators.columns` says what each is). `intervals` holds
+    95% intervals by the metrics' names, such as `pass@4`.
 
     Example: `EvalResult(suite="countdown_dev", label="mine", step=0, n=64, temperature=1.0, seed=1,
     problems=128, left_out=0, pass_at_k={1: 0.13, 64: 0.88}, avg_at_n=0.13, pass_at_n=0.88,
@@ -93,6 +96,9 @@ class EvalResult:
     top_k: int = 0
     min_p: float = 0.0
     stop: tuple[str, ...] = ()
+    max_turns: int | None = None
+    turn_tokens: int | None = None
+    turns: float | None = None
 
     @property
     def ks(self) -> tuple[int, ...]:
@@ -113,6 +119,7 @@ class EvalResult:
             "pass@n": self.pass_at_n,
             "distinct_correct": self.distinct_correct,
             "length_mean": self.mean_length,
+            "turns": self.turns,
             "truncated": self.truncated,
             "infra": float(self.infra),
             "greedy": self.greedy_accuracy,
@@ -146,7 +153,7 @@ def summarize(rows: Sequence[ProblemResult], setting: EvalSetting, seconds: floa
     if not kept:
         raise UserError(
             f"suite {setting.suite}: infra failures left no problem with {max(setting.ks)} samples; "
-            "repair the machine that verifies and repeat"
+            "mend what judges them, the machine or an environment, and repeat with another --out"
         )
     table = columns(kept, setting.ks, setting.seed)
     figures = means(table)
@@ -190,6 +197,9 @@ def summarize(rows: Sequence[ProblemResult], setting: EvalSetting, seconds: floa
         top_k=setting.top_k,
         min_p=setting.min_p,
         stop=setting.stop,
+        max_turns=setting.max_turns,
+        turn_tokens=setting.turn_tokens,
+        turns=sum(turns) / responses if (turns := [row.turns for row in kept if row.turns]) else None,
     )
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _COUNTS = (
     *("samples", "correct", "distinct_correct", "wrong", "format", "error", "timeout", "infra", "tokens", "truncated"),
-    *("solutions", "solutions_found"),
+    *("solutions", "solutions_found", "turns"),
 )
 
 
@@ -66,8 +66,9 @@ def save(result: EvalResult, folder: Path) -> Path:
     with completed(folder / f"{result.suite}.parquet") as temporary:
         write_rows([_record(row) for row in result.rows], _schema(), temporary)
     figures = {field.name: getattr(result, field.name) for field in fields(result) if field.name != "rows"}
-    # Only where they cut something: releases before them read all other results.
-    figures = {name: value for name, value in figures.items() if name not in LATER or value}
+    # Only where they say something: releases before them read all other results.
+    newer = (*LATER, "max_turns", "turn_tokens", "turns")
+    figures = {name: value for name, value in figures.items() if name not in newer or value}
     figures = {**stamp("evaluation"), **figures}
     figures["intervals"] = {name: [bound.low, bound.high] for name, bound in result.intervals.items()}
     path = folder / f"{result.suite}.json"
@@ -176,9 +177,11 @@ def result_lines(result: EvalResult) -> Iterator[str]:
     # Few set these.
     cuts = (("top-k", result.top_k), ("min-p", result.min_p), ("stop", [*result.stop]))
     named = "".join(f", {name} {value}" for name, value in cuts if value)
+    turns = "" if result.max_turns is None else f", the environment's included, and {result.max_turns} turns"
+    turns += "" if result.turn_tokens is None else f" of at most {result.turn_tokens}"
     yield (
         f"{result.suite} of {result.label}: {result.problems} problems x {result.n} samples, temperature "
-        f"{result.temperature:g}, top-p {result.top_p:g}{named}, at most {result.max_tokens} tokens"
+        f"{result.temperature:g}, top-p {result.top_p:g}{named}, at most {result.max_tokens} tokens{turns}"
     )
     if result.left_out:
         yield f"  left out for infra failures: {result.left_out} problems"

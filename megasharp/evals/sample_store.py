@@ -31,7 +31,7 @@ from megasharp.evals.stored_samples import (
     schema,
     stored_seconds,
 )
-from megasharp.metrics.parquet import arrow, parquet
+from megasharp.metrics.parquet import arrow, parquet, turn_cells
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -210,5 +210,9 @@ class SampleStore:
             samples = [replace(sample, token_ids=None) for sample in samples]
         to = schema(self._info)
         names = [each.name for each in fields(StoredSample)]
-        arrays = [pa.array([getattr(sample, name) for sample in samples], to.field(name).type) for name in names]
+        arrays = [pa.array([_cell(sample, name) for sample in samples], to.field(name).type) for name in names]
         return pa.RecordBatch.from_arrays(arrays, schema=to)
+
+
+def _cell(sample: StoredSample, name: str) -> object:
+    return turn_cells(sample.turns) if name == "turns" else getattr(sample, name)

@@ -29,6 +29,7 @@ from megasharp.tasks.countdown import CountdownAnswer, count_solutions
 from megasharp.tasks.countdown_tags import TaggedCountdownAnswer
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.knights import KnightsAnswer
+from megasharp.tasks.maze import MazeAnswer
 
 # Number of answers whose texts are kept, those given most often, and of characters of each.
 TEXTS_KEPT = 64
@@ -132,7 +133,8 @@ class ProblemResult:
     `correct`, `wrong`, `format`, `error`, `timeout` and `infra` count outcomes, `distinct_correct` the
     canonical answers among the correct ones, `truncated` responses that met the length limit.
     `solutions` is the number of distinct solutions of the problem, where a solver knows, `solutions_found` of those
-    among the samples. `answers` is None in files that older versions wrote.
+    among the samples. `answers` is None in files that older versions wrote. `turns` counts those of all samples, where
+    an environment answers.
     """
 
     id: str
@@ -151,6 +153,7 @@ class ProblemResult:
     tokens_seen: TokenFigures = TokenFigures()
     solutions: int | None = None
     solutions_found: int | None = None
+    turns: int | None = None
 
     @property
     def share_of_solutions(self) -> float | None:
@@ -174,6 +177,8 @@ def solution_count(answer: TaskAnswer) -> int | None:
             return _countdown(tuple(sorted(numbers)), target)
         case KnightsAnswer():
             return 1
+        case MazeAnswer():
+            return answer.solutions
         case _:
             return None
 
@@ -190,9 +195,10 @@ def token_figures(completion: Completion) -> TokenFigures:
     """
     if not completion.sampler_logp.numel():
         return TokenFigures()
-    top = () if completion.top_logp is None else completion.top_logp.double().mean(dim=0).tolist()
-    sampled, lambda_sample = -_mean(completion.sampler_logp), _mean(completion.policy_logp)
-    entropy = None if completion.entropy is None else _mean(completion.entropy)
+    own = completion.of_policy
+    top = () if completion.top_logp is None else own(completion.top_logp).double().mean(dim=0).tolist()
+    sampled, lambda_sample = -_mean(own(completion.sampler_logp)), _mean(own(completion.policy_logp))
+    entropy = None if completion.entropy is None else _mean(own(completion.entropy))
     if not all(map(math.isfinite, (entropy or 0.0, sampled, lambda_sample, *top))):
         return TokenFigures()
     return TokenFigures(entropy, sampled, tuple(top), lambda_sample)
@@ -210,6 +216,7 @@ class ProblemCounts:
         self._answers = AnswerCounts()
         self._tokens = 0
         self._truncated = 0
+        self._turns = 0
         self._responses = 0
         self._sums: list[float] = []
         self._exact = False
@@ -224,6 +231,7 @@ class ProblemCounts:
         self._outcomes[sample.outcome] += 1
         self._tokens += sample.tokens
         self._truncated += sample.finish is FinishReason.LENGTH
+        self._turns += len(sample.turns)
         if sample.outcome is Outcome.INFRA:
             return
         self._answers.add(Verdict(sample.outcome, sample.reward, sample.answer))
@@ -261,6 +269,7 @@ class ProblemCounts:
             tokens_seen=seen,
             solutions=solutions,
             solutions_found=None if solutions is None else answers.distinct_correct,
+            turns=self._turns or None,
         )
 
 

@@ -25,8 +25,8 @@ import numpy as np
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.formats import Keep, read_table_stamp, table_stamp
-from megasharp.common.records import FinishReason, Outcome
-from megasharp.metrics.parquet import arrow, parquet
+from megasharp.common.records import FinishReason, Outcome, TurnText
+from megasharp.metrics.parquet import arrow, parquet, turns_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,9 +48,10 @@ class StoredSample:
 
     `number` is the place of its problem in the suite, `index` its own among the samples of the problem, both from 0; a
     greedy sample has index 0. `seed` is the engine's. `text` and `token_ids` are None where they are not kept. `tokens`
-    counts the response's, the end token included. `entropy` to `lambda_sample` are means over them, in nats, as in
+    counts the policy's, the end token included. `entropy` to `lambda_sample` are means over them, in nats, as in
     `samples.TokenFigures`. `sampled_s` are the seconds from its request to its answer, `judged_s` its
-    share of the seconds of judging. `in_thinking`: its prompt opens thinking, so that it begins inside.
+    share of the seconds of judging. `in_thinking`: its prompt opens thinking, so that it begins inside. `turns` are
+    those of a response with an environment; places are in the whole text, whether it is kept or not.
     """
 
     problem: str
@@ -73,6 +74,7 @@ class StoredSample:
     sampled_s: float | None = None
     judged_s: float | None = None
     in_thinking: bool = False
+    turns: tuple[TurnText, ...] = ()
 
     @property
     def key(self) -> tuple[int, bool, int]:
@@ -119,6 +121,7 @@ def columns() -> pa.Schema:
         "sampled_s": pa.float32(),
         "judged_s": pa.float32(),
         "in_thinking": pa.bool_(),
+        "turns": turns_type(),
     }
     return pa.schema([pa.field(each.name, types[each.name]) for each in fields(StoredSample)])
 
@@ -208,13 +211,23 @@ def read_journal(path: Path) -> tuple[pa.Table, float]:
                     batch, said = reader.read_next_batch_with_custom_metadata()
                     batch.validate()
                 except (StopIteration, OSError, pa.ArrowException):
-                    return pa.Table.from_batches(batches, schema=found), seconds
+                    return _with_newer(pa.Table.from_batches(batches, schema=found)), seconds
                 if (said or {}).get(CHECKSUM) != checksum(batch):
-                    return pa.Table.from_batches(batches, schema=found), seconds
+                    return _with_newer(pa.Table.from_batches(batches, schema=found)), seconds
                 batches.append(batch)
                 seconds += float(said[SECONDS])
     except (OSError, pa.ArrowException):
         return columns().empty_table(), 0.0
+
+
+def _with_newer(table: pa.Table) -> pa.Table:
+    """Add the column that files before 2026-11-28 lack."""
+    if "turns" in table.column_names:
+        return table
+    added = columns().field("turns")
+    # A chunk for each batch, so that batches stay as they were written.
+    nothing = [arrow().array([None] * batch.num_rows, added.type) for batch in table.to_batches()]
+    return table.append_column(added, arrow().chunked_array(nothing, added.type))
 
 
 def checksum(batch: pa.RecordBatch) -> bytes:
@@ -356,6 +369,7 @@ def _samples(table: pa.Table) -> Iterator[StoredSample]:
         ids = [each.values.to_numpy().tolist() if each.is_valid else None for each in column]
         table = table.drop_columns(["token_ids"])
     for record, token_ids in zip(table.to_pylist(), ids, strict=True):
-        texts = missing | {"token_ids": token_ids, "lambdas": tuple(record["lambdas"])}
+        turns = tuple(TurnText(**turn) for turn in record.get("turns") or ())
+        texts = missing | {"token_ids": token_ids, "lambdas": tuple(record["lambdas"]), "turns": turns}
         kinds = {"finish": FinishReason(record["finish"]), "outcome": Outcome(record["outcome"])}
         yield StoredSample(**record | texts | kinds)

@@ -119,6 +119,7 @@ def _steps(history: RunHistory) -> Iterator[str]:
     limits = {
         "policy/skipped": (0.0, "of the last updates were left out (non-finite, or every group dropped)"),
         "rollout/truncated": (0.25, "of the last responses met the length limit; see data.stages"),
+        "rollout/turns_cut": (0.25, "of the last responses met the limit of turns; see rollout.episodes.max_turns"),
         "group/zero_advantage": (0.8, "of the last groups teach nothing; see dynamic_sampling, or other prompts"),
     }
     for name, (limit, words) in limits.items():

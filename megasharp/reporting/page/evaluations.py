@@ -190,8 +190,8 @@ def _sampling_note(results: Sequence[EvalResult]) -> str:
     first = results[0]
     samples = sorted({result.n for result in results})
     n = f"{samples[0]}" if len(samples) == 1 else f"{samples[0]} to {samples[-1]}"
-    settings = {(result.temperature, result.top_p, result.max_tokens) for result in results}
-    differ = "; they were not all sampled at the same temperature, top-p and length" if len(settings) > 1 else ""
+    settings = {(each.temperature, each.top_p, each.max_tokens, each.max_turns, each.turn_tokens) for each in results}
+    differ = "; they were not all sampled at the same temperature, top-p, length and turns" if len(settings) > 1 else ""
     return (
         f"{first.problems} problems, {n} samples each at temperature {first.temperature:g}; unbiased estimate, bands "
         f"are 95% intervals by resampling problems{differ}"

@@ -58,6 +58,10 @@ _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Update", (r"policy/(loss|grad_norm|learning_rate|kl_old|kl_ref|ratio|skipped)",)),
     ("Response lengths", (r"rollout/length_mean", r"responses/lengths", r"rollout/truncated")),
     (
+        "Turns with an environment",
+        (r"rollout/turns?(_tokens|_cut)?", r"rollout/environment_\w+", r"rollout/context_max", r"eval/.+/turns"),
+    ),
+    (
         "Throughput",
         (
             r"rollout/tokens_per_second",

@@ -164,7 +164,11 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class RolloutRow:
-    """A response of training. `probabilities` (in hundredths) are its `tokens`'; both empty where only text is kept."""
+    """A response of training. `probabilities` (in hundredths) are its `tokens`'; both empty where only text is kept.
+
+    `turns` are those of a response that an environment answers, each [end, until, reward]: the policy's part ends
+    before `end`, the environment's before `until`, in tokens, or in characters where there are none.
+    """
 
     run: int
     step: int
@@ -180,6 +184,7 @@ class RolloutRow:
     probabilities: list[int]
     dropped: str
     code_error: str
+    turns: list[list[float | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +247,8 @@ class StoredRow:
     """A stored sample of problem and set by their places, with the verdicts of the set's judgements, in their order.
 
     `text` is empty where it was not kept, else its beginning; `tail` is its end where it is too long to be whole, and
-    `letters` counts all of it. `seed` is text: JavaScript's numbers would round it.
+    `letters` counts all of it. `seed` is text: JavaScript's numbers would round it. `turns` are as those of
+    `RolloutRow`, in characters of the whole text.
     """
 
     set: int
@@ -256,6 +262,7 @@ class StoredRow:
     tail: str
     letters: int
     verdicts: list[StoredVerdict]
+    turns: list[list[float | None]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from megasharp.common.records import Outcome
 from megasharp.metrics.response_table import prompt_rank, read_table, read_tokens, table_step
@@ -64,10 +65,10 @@ COUNTED_STEPS, COUNTED_RESPONSES = 100, 4096
 _LABELS = ["0", "to 1/4", "to 1/2", "to 3/4", "below 1", "1"]
 # Parts of a share between none and all, and parts of the training.
 _QUARTERS, _PARTS = 4, 3
-_COUNTED = ("group_id", "outcome", "text")
+_COUNTED = ("group_id", "outcome", "text", "turn_places")
 _SHOWN = ("prompt_id", "group_id", "index", "outcome", "reward", "canonical_answer", "text", "length", "dropped_reason")
-# A column that older tables lack.
-_NEWER = ("prompt",)
+# Columns that older tables lack.
+_NEWER = ("prompt", "turn_places")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ def _count(table: _Table) -> _Counted | None:
         scored[row["group_id"]] += 1
         if row["outcome"] == Outcome.CORRECT:
             correct[row["group_id"]] += 1
-            errors += code_error(row["text"] or "") is not None
+            errors += code_error(_said(row)) is not None
     solved = tuple((correct[group], scored[group]) for group in scored)
     return _Counted(table.step, solved, responses, correct.total(), errors)
 
@@ -217,7 +218,7 @@ def _rows_of(run: int, table: _Table) -> list[RolloutRow]:
     ]
 
 
-def _row(run: int, step: int, record: dict[str, object], tokens: list[str], logps: list[float]) -> RolloutRow:
+def _row(run: int, step: int, record: dict[str, Any], tokens: list[str], logps: list[float]) -> RolloutRow:
     text, shaded = str(record["text"] or ""), bool(tokens) and sum(map(len, tokens)) <= LONGEST_TEXT
     reward, length, index = record["reward"], record["length"], record["index"]
     assert isinstance(reward, float | int) and isinstance(length, int) and isinstance(index, int)
@@ -235,5 +236,22 @@ def _row(run: int, step: int, record: dict[str, object], tokens: list[str], logp
         tokens=tokens if shaded else [],
         probabilities=[round(100 * math.exp(logp)) for logp in logps] if shaded else [],
         dropped=str(record["dropped_reason"] or ""),
-        code_error=code_error(text) or "",
+        code_error=code_error(_said(record)) or "",
+        turns=_turns(record, shaded),
     )
+
+
+def _places(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the turns of a response that an environment answers; none of others, and in older tables."""
+    return record.get("turn_places") or []
+
+
+def _said(record: dict[str, Any]) -> str:
+    """Return a response without what an environment said: a tool's report of an error is no error that was made up."""
+    text, places = record["text"] or "", _places(record)
+    return "\n".join(text[turn["text_start"] : turn["text_end"]] for turn in places) if places else text
+
+
+def _turns(record: dict[str, Any], by_token: bool) -> list[list[float | None]]:
+    prefix = "" if by_token else "text_"
+    return [[turn[f"{prefix}end"], turn[f"{prefix}until"], turn["reward"]] for turn in _places(record)]

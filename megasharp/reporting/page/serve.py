@@ -147,7 +147,7 @@ def _with_options(name: str, options: object) -> str:
 
 _LIBRARY = "vendor/uPlot"
 _SCRIPTS = (
-    *("dom.js", "series.js", "plot.js", "charts.js", "bars.js", "matrix.js", "browser.js"),
+    *("dom.js", "series.js", "plot.js", "charts.js", "bars.js", "matrix.js", "turns.js", "browser.js"),
     *("stored.js", "chosen.js", "curves.js", "page.js", "live.js"),
 )
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}

@@ -190,4 +190,5 @@ def _row(place: int, problem: int, judged: Sequence[StoredSample | None]) -> Sto
         tail="" if whole or text is None else text[-END:],
         letters=-1 if text is None else len(text),
         verdicts=verdicts,
+        turns=[] if text is None else [[turn.text_end, turn.text_until, turn.reward] for turn in first.turns],
     )

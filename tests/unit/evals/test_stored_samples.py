@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,7 +13,8 @@ import pytest
 
 from megasharp.common.errors import UserError
 from megasharp.common.formats import Keep
-from megasharp.evals import sample_store
+from megasharp.common.records import TurnText
+from megasharp.evals import sample_store, stored_samples
 from megasharp.evals.sample_store import SampleStore
 from megasharp.evals.stored_samples import (
     SamplesInfo,
@@ -187,3 +188,23 @@ def test_a_disk_that_refuses_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "samples").write_text("a file")
     with pytest.raises(UserError, match=r"samples cannot be written: .*"):
         SampleStore(tmp_path, INFO).add(some(1))
+
+
+def test_turns_come_back_and_older_files_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A journal that an earlier release has left is taken over."""
+    with monkeypatch.context() as before:
+        older = stored_samples.columns().remove(stored_samples.columns().get_field_index("turns"))
+        before.setattr(stored_samples, "columns", lambda: older)
+        before.setattr(sample_store, "fields", lambda of: [each for each in fields(of) if each.name != "turns"])
+        store = SampleStore(tmp_path, INFO)
+        committed(store, some(2))
+        store.close()
+    assert read(tmp_path) == some(2)
+    turns = (TurnText(0, 2, 4, 0, 3, 5, 0.5), TurnText(4, 6, 6, 5, 9, 9, None))
+    later = [replace(one, turns=turns) for one in some()[10:]]
+    store = SampleStore(tmp_path, INFO)
+    committed(store, later)
+    assert read(tmp_path) == [*some(2), *later]
+    store.finish()
+    assert read(tmp_path) == [*some(2), *later]
+    assert [one.turns for one in read_samples(tmp_path, "dev.1", texts=False)][-1] == turns

@@ -28,7 +28,7 @@ function rolloutSection(data, state, again) {
     el("span", { class: "legend-scale" }), " 0. Its number is in the token's hint.");
   const found = rows.filter((row) => passes(row, filter));
   box.append(controls, legend, filter.pair && data.runs.length > 1 ? sideBySide(data, state, found, again)
-    : paged("rollouts", filter, found, again, "responses", (row) => card(data, row)));
+    : paged("rollouts", filter, found, again, "responses", (row) => card(data, row, false, filter.text)));
   return box;
 }
 
@@ -88,7 +88,7 @@ function sideBySide(data, state, found, again) {
   const columns = [left, right].map((run) => {
     const rows = found.filter((row) => row.run === run && key(row) === chosen);
     const correct = rows.filter((row) => row.outcome === "correct").length;
-    return [el("h3", { style: { color: runColour(run) } }, `${data.runs[run].name}: ${correct} of ${rows.length} correct`), rows.map((row) => card(data, row, true))];
+    return [el("h3", { style: { color: runColour(run) } }, `${data.runs[run].name}: ${correct} of ${rows.length} correct`), rows.map((row) => card(data, row, true, filter.text))];
   });
   const prompt = found.find((row) => key(row) === chosen).prompt;
   return el("div", {}, chooser, el("p", {}, `Step ${step}, ${problem.join(" ")}: `, el("code", {}, prompt)), pairOf(columns));
@@ -99,14 +99,17 @@ function pairOf(columns) {
   return el("div", { class: "pair" }, columns.map(([heading, cards]) => el("div", {}, heading, el("div", { class: "cards" }, cards))));
 }
 
-function card(data, row, bare = false) {
+function card(data, row, bare = false, sought = "") {
   const facts = [bare ? null : el("span", {}, data.runs[row.run].name), bare ? null : el("span", {}, `step ${row.step}`),
     bare ? null : el("span", {}, row.problem), el("span", { class: `outcome ${row.outcome}` }, row.outcome), el("span", {}, `reward ${number(row.reward)}`),
-    el("span", {}, `${row.length} tokens`), row.answer ? el("span", {}, `answer ${row.answer}`) : null,
+    el("span", {}, `${row.length} tokens`), row.turns.length ? el("span", {}, `${row.turns.length} turns`) : null, row.answer ? el("span", {}, `answer ${row.answer}`) : null,
     row.dropped ? el("span", {}, `group dropped: ${row.dropped}`) : null, row.code_error ? el("span", { class: "warning" }, `reports ${row.code_error}`) : null];
-  const said = row.tokens.length ? row.tokens.map((token, at) => shaded(token, row.probabilities[at])) : [row.text];
-  return el("article", { class: "card", style: { "--colour": runColour(row.run) } }, el("header", {}, facts),
-    el("pre", {}, bare ? null : el("span", { class: "prompt" }, row.prompt), ...said));
+  const letters = row.tokens.length ? row.tokens : [...row.text];
+  const drawn = (from, to, own) => letters.slice(from, to).map((token, at) => (own && row.tokens.length ? shaded(token, row.probabilities[from + at]) : token));
+  const prompt = bare ? null : el("span", { class: "prompt" }, row.prompt);
+  const said = row.turns.length ? [prompt ? el("pre", {}, prompt) : null, turnList(row.turns, drawn, (from, to) => letters.slice(from, to).join(""), sought)]
+    : el("pre", {}, prompt, row.tokens.length ? drawn(0, letters.length, true) : row.text);
+  return el("article", { class: "card", style: { "--colour": runColour(row.run) } }, el("header", {}, facts), said);
 }
 
 function shaded(token, chance) {

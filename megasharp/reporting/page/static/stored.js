@@ -19,7 +19,7 @@ function storedSection(data, state, again) {
     state.stored = { ...storedState(), suite: filter.suite, left: filter.left, right: filter.right };
     again("stored");
   }), sides.two ? twoSets(suite, sides, filter, found, again)
-    : paged("stored", filter, found, again, "samples", (row) => storedCard(suite, row, sides)));
+    : paged("stored", filter, found, again, "samples", (row) => storedCard(suite, row, sides, false, filter.text)));
 }
 
 // Until somebody chooses: two judgements of the same samples, else the last models of two runs, else a run's first and last.
@@ -105,7 +105,7 @@ function twoSets(suite, sides, filter, found, again) {
       (value) => { filter.page = Number(value); again("stored"); }));
   const columns = both.map((side) => {
     const rows = found.filter((row) => row.set === side.of && suite.problems[row.problem] === problem);
-    return [el("h3", { style: { color: setColour(side) } }, side.label), rows.map((row) => storedCard(suite, row, { left: side, right: null }, true))];
+    return [el("h3", { style: { color: setColour(side) } }, side.label), rows.map((row) => storedCard(suite, row, { left: side, right: null }, true, filter.text))];
   });
   return el("div", {}, chooser, problemLine(problem), pairOf(columns));
 }
@@ -119,7 +119,7 @@ function setColour(side) {
   return side.run < 0 ? "var(--base)" : runColour(side.run);
 }
 
-function storedCard(suite, row, sides, bare = false) {
+function storedCard(suite, row, sides, bare = false, sought = "") {
   const problem = suite.problems[row.problem];
   const judged = [sides.left, sides.right].filter((side) => side !== null);
   const verdicts = judged.map((side) => {
@@ -130,9 +130,11 @@ function storedCard(suite, row, sides, bare = false) {
   const finish = { length: "truncated", stop: "ended", abort: "aborted" }[row.finish] || row.finish;
   const facts = [bare ? null : el("bdi", {}, problem.id), el("span", {}, row.greedy ? "greedy" : `sample ${row.index}`), verdicts,
     problem.known && !bare ? el("span", {}, "known answer ", el("bdi", {}, problem.known)) : null, el("span", {}, finish),
-    el("span", {}, `${row.tokens.toLocaleString("en")} tokens`), el("span", {}, `seed ${row.seed}`)];
+    el("span", {}, `${row.tokens.toLocaleString("en")} tokens`), row.turns.length ? el("span", {}, `${row.turns.length} turns`) : null, el("span", {}, `seed ${row.seed}`)];
   const left = row.letters - row.text.length - row.tail.length;
+  const plain = pieces(row.text, row.tail, row.letters);
   const said = row.letters < 0 ? el("p", { class: "note" }, "Its text was not kept.")
+    : row.turns.length ? [bare ? null : el("pre", {}, el("bdi", { class: "prompt" }, problem.question)), turnList(row.turns, plain, plain, sought)]
     : el("pre", {}, bare ? null : el("bdi", { class: "prompt" }, problem.question), el("bdi", {}, row.text),
       row.tail ? [el("span", { class: "note" }, `… ${left.toLocaleString("en")} letters left out …`), el("bdi", {}, row.tail)] : null);
   return el("article", { class: "card", style: { "--colour": setColour(sides.left) } }, el("header", {}, facts), said);

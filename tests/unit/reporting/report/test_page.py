@@ -177,6 +177,30 @@ def test_responses_have_their_tokens_probabilities(page: Page) -> None:
     assert len(page.rollouts.rows) == 2 * 6 * 4
 
 
+def test_turns_stand_in_tokens_and_a_tools_error_is_nobodys(tmp_path: Path) -> None:
+    """In characters where tokens are not kept. The first response's environment says what reports an error."""
+    root = make_run(tmp_path / "turns", name="turns")
+    path = root / "rollouts" / "step_000006.parquet"
+    rows = pq.read_table(path)
+    text = rows["text"].to_pylist()[2]
+    assert responses.code_error(text)
+    turns = [
+        {"start": 0, "end": 1, "until": 3, "text_start": 0, "text_end": 0, "text_until": len(text), "reward": 0.5},
+        {"start": 3, "end": 4, "until": 4, "text_start": 0, "text_end": len(text), "text_until": len(text)},
+    ]
+    for place in (0, 1):
+        table = rows.to_pylist()
+        table[2]["turn_places"] = [turns[place]]
+        pq.write_table(rows.from_pylist(table, schema=rows.schema), path)
+        found = [row for row in read_page([root], live=False).rollouts.rows if row.turns]
+        assert [row.turns for row in found] == [[[1, 3, 0.5]] if place == 0 else [[4, 4, None]]]
+        assert [bool(row.code_error) for row in found] == [bool(place)]
+    (root / "rollout_tokens" / path.name).unlink()
+    path.touch()
+    (row,) = [row for row in read_page([root], live=False).rollouts.rows if row.turns]
+    assert row.turns == [[len(text), len(text), None]] and row.text == text
+
+
 def test_correct_responses_with_errors_of_code_are_counted_by_step(page: Page) -> None:
     series = page.code_errors.series[0]
     assert (numbers(series.x)[0], numbers(series.y)[0]) == (1, 0.5)
