@@ -126,7 +126,9 @@ def test_an_engine_lost_while_it_starts_counts_too(make: Make, sync: MakeSync, m
 
     monkeypatch.setattr(LocalStarter, "begin", refuse)
     push_until(stand_ins, pushing, "engine 1 stays out")
-    assert stand_ins.told[1:3] == ["engine 1 did not restart: no room"] * 2
+    # Its end may be told once more between.
+    restarts = [line for line in stand_ins.told if "did not restart" in line]
+    assert restarts == ["engine 1 did not restart: no room"] * 2
 
 
 def test_where_nothing_is_to_begin_anew_nothing_does(make: Make, sync: MakeSync) -> None:
