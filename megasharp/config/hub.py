@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
 
-from megasharp.common.environment import variables
+from megasharp.common.environment_variables import variables
 from megasharp.common.errors import NotAtHand, UserError, one_line
 from megasharp.common.exit_codes import note
 from megasharp.config.core import find

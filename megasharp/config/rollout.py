@@ -17,6 +17,42 @@ InFlight = Literal["retract", "in_place"]
 EnginePlacement = Literal["colocated", "disaggregated"]
 
 
+class EpisodesConfig(Section):
+    """Responses of several turns, which environments answer."""
+
+    max_turns: int = Field(
+        default=8,
+        ge=1,
+        description="Most turns of the policy in a response. One that has not ended by then is cut: it is wrong, "
+        "unless its environment says otherwise.",
+    )
+    turn_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most tokens of one turn of the policy. null: none but data.max_response_tokens, which counts the "
+        "tokens of all turns and of the environment.",
+    )
+    step_timeout_s: float = Field(
+        default=60.0,
+        gt=0.0,
+        description="Seconds that one call of an environment may take. A response whose environment takes longer, or "
+        "raises, is an infrastructure failure: it is masked, and counts for guard.infra_rate. A plain function that "
+        "takes longer runs on in its thread, unheard, while its environment is closed. A coroutine that blocks for so "
+        "long, without await, ends the run, since no other episode can go on meanwhile.",
+    )
+    at_once: int = Field(
+        default=64,
+        ge=1,
+        description="Most calls of environments at the same time. Plain functions that have taken too long, and run "
+        "on, are not counted.",
+    )
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Settings that the samples of an evaluation depend on, as text."""
+        return {"max_turns": str(self.max_turns), "turn_tokens": str(self.turn_tokens or "")}
+
+
 class RolloutConfig(Section):
     """Sampling of training responses, and the engine that does it.
 
@@ -121,6 +157,10 @@ class RolloutConfig(Section):
         description="Addresses http://host:port of SGLang engines that were started by hand, on other machines for "
         "instance, and are used beside the run's own. Their key is read from the environment variable "
         "MEGASHARP_ENGINE_KEY; docs/how-to/engines.md has the command that starts one. Needs disaggregated engines.",
+    )
+    episodes: EpisodesConfig = Field(
+        default=EpisodesConfig(),
+        description="Limits of responses of several turns, for tasks that are environments.",
     )
     restarts: int = Field(
         default=3,

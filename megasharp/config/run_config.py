@@ -234,10 +234,11 @@ class GuardConfig(Section):
         default=0.02,
         ge=0.0,
         le=1.0,
-        description="Share of a step's responses that engines may end, or not sample at all: such a response is not "
-        "trained on, and long ones are the first to go. A run saves a checkpoint and stops where 6 responses or more, "
-        "and a larger share than this, are lost in one step, or in the latest steps that together have 256 responses. "
-        "So one lost response never stops a small run. null: it never stops for that.",
+        description="Share of a step's responses that engines may end, or not sample at all, or whose environment may "
+        "fail: such a response is not trained on, and long ones are the first to go. A run saves a checkpoint and "
+        "stops where 6 responses or more, and a larger share than this, are lost in one step, or in the latest steps "
+        "that together have 256 responses. So one lost response never stops a small run. null: it never stops for "
+        "that.",
     )
     spike_sigma: float | None = Field(
         default=6.0,

@@ -99,7 +99,8 @@ def join(earlier: Completion, later: Completion) -> Completion:
     if not earlier.tokens.numel():
         return later
     if not later.tokens.numel():
-        return replace(earlier, finish_reason=later.finish_reason, cause=later.cause)
+        episode = later.episode or earlier.episode
+        return replace(earlier, finish_reason=later.finish_reason, cause=later.cause, episode=episode)
     offset = earlier.tokens.numel()
     moved = (VersionSpan(span.version, span.start + offset, span.end + offset) for span in later.version_spans)
     spans: list[VersionSpan] = []
@@ -121,12 +122,24 @@ def join(earlier: Completion, later: Completion) -> Completion:
         entropy=_joined(earlier.entropy, later.entropy),
         top_logp=_joined(earlier.top_logp, later.top_logp),
         cause=later.cause,
+        episode=later.episode,
     )
 
 
+def _met(response: Completion, limit: int) -> bool:
+    """Return True where the limit of tokens ended a response, or left an environment's answer no room."""
+    episode, length = response.episode, response.length
+    if episode is None or episode.cut or not episode.turns:
+        return length >= limit
+    return length >= limit or episode.turns[-1].until == episode.turns[-1].end == length
+
+
 def ended(response: Completion, sampling: SamplingParams) -> Completion:
-    """Return the response, with its own end in place of an abort that came after its last token."""
-    if response.finish_reason is not FinishReason.ABORT or not response.tokens.numel():
+    """Return the response, with its own end in place of an abort that came after its last token.
+
+    The end of an episode is its environment's affair.
+    """
+    if response.finish_reason is not FinishReason.ABORT or not response.tokens.numel() or response.episode is not None:
         return response
     if int(response.tokens[-1]) in sampling.stop_token_ids:
         return replace(response, finish_reason=FinishReason.STOP)
@@ -240,7 +253,8 @@ class PromptWork:
         """Put responses of an unfinished prompt, none in flight, under another step's limit of tokens.
 
         Under a longer one a response that the limit before had cut goes on, so that a group's responses can be
-        compared. Under a shorter one a response that is already so long ends where it is.
+        compared. Under a shorter one a response that is already so long ends where it is; an episode stays open, since
+        its environment has the verdict.
         """
         assert self.future is None
         sampling, used = self._request.under(sampling), self._sampled_with
@@ -250,9 +264,9 @@ class PromptWork:
         for index, response in enumerate(self._completions):
             length = 0 if response is None else response.tokens.numel()
             cut = response is not None and response.finish_reason is FinishReason.LENGTH and index not in self._open
-            if response is not None and index in self._open and length >= limit:
+            if response is not None and index in self._open and length >= limit and response.episode is None:
                 self._completions[index] = replace(response, finish_reason=FinishReason.LENGTH)
-            elif response is not None and cut and used.max_tokens <= length < limit:
+            elif response is not None and cut and length < limit and _met(response, used.max_tokens):
                 self._completions[index] = replace(response, finish_reason=FinishReason.ABORT)
                 still_open.append(index)
             elif index in self._open:
@@ -284,6 +298,9 @@ class PromptWork:
         seeds = tuple(self._request.seeds[index] for index in self._open)
         # Where no response has a token yet it is an ordinary request, without `begun`.
         request = GenerateRequest(self._request.tokens, seeds, begun if any(begun) else ())
+        if self._request.episode is not None:
+            turns = tuple(() if part is None or part.episode is None else part.episode.turns for part in parts)
+            request = replace(request, episode=self._request.episode, begun_turns=turns if any(begun) else ())
         self.future = engine.submit(request, sampling)
 
     def settle(self, tally: Tally, *, aborted: bool = False) -> None:

@@ -27,10 +27,14 @@ from megasharp.common.records import (
     Prompt,
     Response,
     SamplingParams,
+    TaskAnswer,
+    TurnText,
     Verdict,
 )
 from megasharp.rollout.streaming import Asked, Ended, in_slices
 from megasharp.rollout.tally import SURPLUS, Tally
+from megasharp.rollout.turn_texts import Decode, decoded
+from megasharp.tasks.environment import EnvironmentAnswer
 from megasharp.tasks.final_answer import opens_thinking
 from megasharp.tasks.judge import Item, Judge
 
@@ -232,8 +236,6 @@ class SourceLimits:
 # Tokens of a prompt's end, in which it may open thinking.
 _PROMPT_END = 16
 
-DecodeBatch = Callable[[Sequence[Sequence[int]]], Sequence[str]]
-
 
 @dataclass(frozen=True, slots=True)
 class GroupMaker:
@@ -245,7 +247,7 @@ class GroupMaker:
     """
 
     judge: Judge
-    decode: DecodeBatch
+    decode: Decode
     sampling: SamplingParams
     responses_per_prompt: int
     seed: int
@@ -273,7 +275,9 @@ class GroupMaker:
     def _request(self, prompt: Prompt, responses: int) -> GenerateRequest:
         seeds = (response_seed(self.seed, prompt.id, prompt.epoch, index) for index in range(responses))
         own = self.limits.get(prompt.source, SourceLimits())
-        return GenerateRequest(prompt.tokens, tuple(seeds), max_tokens=own.max_tokens)
+        return GenerateRequest(
+            prompt.tokens, tuple(seeds), max_tokens=own.max_tokens, episode=episode_of(prompt.answer)
+        )
 
     def sampling_for(self, order: StepRequest) -> SamplingParams:
         """Return the step's sampling parameters: its length limit, and its subtraction of a memory network."""
@@ -288,7 +292,7 @@ class GroupMaker:
         """Make one verified group per prompt, in order. A verifier's exception is an ERROR verdict."""
         flat = [(prompt, completion) for prompt, some in zip(prompts, sampled, strict=True) for completion in some]
         tokens = [completion.tokens.tolist() for _, completion in flat]
-        texts = self.decode(tokens)
+        texts = decoded([completion for _, completion in flat], self.decode)
         begun = self.decode([prompt.tokens[-_PROMPT_END:] for prompt in prompts])
         in_thinking = [opens_thinking(end) for end, some in zip(begun, sampled, strict=True) for _ in some]
         items = [
@@ -302,12 +306,12 @@ class GroupMaker:
                 its_tokens,
                 in_thinking=opened,
             )
-            for (prompt, _), text, its_tokens, opened in zip(flat, texts, tokens, in_thinking, strict=True)
+            for (prompt, _), (text, _), its_tokens, opened in zip(flat, texts, tokens, in_thinking, strict=True)
         ]
-        verdicts = judged(self.judge, [completion for _, completion in flat], items)
+        verdicts = judged(self.judge, [completion for _, completion in flat], items, [turns for _, turns in texts])
         responses = iter(
-            Response(completion, text, verdict)
-            for (_, completion), text, verdict in zip(flat, texts, verdicts, strict=True)
+            Response(completion, text, verdict, turns)
+            for (_, completion), (text, turns), verdict in zip(flat, texts, verdicts, strict=True)
         )
         return [
             Group(name, prompt, tuple(next(responses) for _ in completions), version)
@@ -315,20 +319,38 @@ class GroupMaker:
         ]
 
 
-def judged(judge: Judge, completions: Sequence[Completion], items: Sequence[Item]) -> list[Verdict]:
-    """Judge completions, decoded as `items`, in order; the verdict is INFRA where the engine aborted one."""
-    whole = [completion.finish_reason is not FinishReason.ABORT for completion in completions]
-    pairs = zip(items, completions, strict=True)
+def judged(
+    judge: Judge, completions: Sequence[Completion], items: Sequence[Item], turns: Sequence[Sequence[TurnText]]
+) -> list[Verdict]:
+    """Judge completions, decoded as `items` with their `turns`, in order.
+
+    The verdict is INFRA where the engine aborted one, and an environment's where it has judged one. Of a response whose
+    environment leaves that to the judge, the judge is given the last turn.
+    """
+    known = [_known_verdict(completion) for completion in completions]
+    pairs = [(_last_turn(item, c, own), c) for item, c, own in zip(items, completions, turns, strict=True)]
     cut = [replace(item, truncated=True) if c.finish_reason is FinishReason.LENGTH else item for item, c in pairs]
-    verdicts = iter(judge.verdicts([item for item, is_whole in zip(cut, whole, strict=True) if is_whole]))
+    verdicts = iter(judge.verdicts([item for item, verdict in zip(cut, known, strict=True) if verdict is None]))
+    return [next(verdicts) if verdict is None else verdict for verdict in known]
 
-    def aborted(completion: Completion) -> Verdict:
+
+def _last_turn(item: Item, completion: Completion, turns: Sequence[TurnText]) -> Item:
+    if not turns or completion.episode is None or completion.episode.verdict is not None:
+        return item
+    last = turns[-1]
+    text = item.text[last.text_start : last.text_end]
+    return replace(item, text=text, tokens=item.tokens[last.start : last.end])
+
+
+def _known_verdict(completion: Completion) -> Verdict | None:
+    if completion.finish_reason is FinishReason.ABORT:
         return Verdict(Outcome.INFRA, 0.0, detail=completion.cause or "the engine aborted the response")
+    return None if completion.episode is None else completion.episode.verdict
 
-    return [
-        next(verdicts) if is_whole else aborted(completion)
-        for completion, is_whole in zip(completions, whole, strict=True)
-    ]
+
+def episode_of(answer: TaskAnswer) -> EnvironmentAnswer | None:
+    """Return the environment of a problem's responses; None where they have one turn."""
+    return answer if isinstance(answer, EnvironmentAnswer) else None
 
 
 def response_seed(run_seed: int, prompt_id: str, epoch: int, index: int) -> int:

@@ -2,8 +2,8 @@
 
 Collectors and the loop tell a `Tally` what happens; `metrics` gives the row's figures (docs/reference/metrics.md).
 A response is known by its seed, so what is sampled of it in several parts, or again, stays one response. Lengths are of
-the whole response, all its parts. A response that was still in flight at the step's end has no length yet: it counts
-with the tokens that had arrived.
+the whole response, all its parts, without what an environment said. A response that was still in flight at the step's
+end has no length yet: it counts with the tokens that had arrived.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import math
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 
 from megasharp.common.records import Completion, FinishReason, Group, StepBatch
 
 # A kept group too many for the step is dropped for this reason: nothing was wrong with it.
 SURPLUS = "surplus"
+# Of a cause, what differs from response to response.
+_QUOTED = re.compile(r"\d+|'[^']*'|\"[^\"]*\"")
 
 
 class Tally:
@@ -58,7 +61,7 @@ class Tally:
                     fate = "trained" if next(places) in trained else "discarded"
                 else:
                     fate = "discarded" if group.dropped_reason == SURPLUS else "dropped"
-                self._lengths[fate].append(response.length)
+                self._lengths[fate].append(response.policy_tokens)
 
     def metrics(self) -> dict[str, float]:
         """Return the figures under the names of their metrics. Nothing has no mean and no percentile."""
@@ -70,9 +73,8 @@ class Tally:
         return {name: value for what, some in lengths.items() for name, value in _figures(what, some).items()}
 
     def _known(self, completion: Completion) -> int:
-        length = int(completion.tokens.numel())
-        self._length[completion.seed] = length
-        return length
+        self._length[completion.seed] = completion.policy_tokens
+        return completion.policy_tokens
 
 
 def _figures(what: str, lengths: Sequence[int]) -> dict[str, float]:
@@ -85,8 +87,37 @@ def _figures(what: str, lengths: Sequence[int]) -> dict[str, float]:
     return figures | {f"responses/{what}_length_{name}": value for name, value in means.items()}
 
 
-def lost_responses(groups: Sequence[Group], request_limit_s: float) -> tuple[int, Counter[str]]:
-    """Count all responses, and those that engines ended or never sampled, by the cause in words."""
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Responses that say nothing of the policy: of `responses`, the lost ones by `causes` in words.
+
+    `environments` counts those whose environment failed; engines ended or never sampled the others.
+    """
+
+    responses: int = 0
+    causes: Counter[str] = field(default_factory=Counter)
+    environments: int = 0
+
+    def __add__(self, other: Lost) -> Lost:
+        return Lost(
+            self.responses + other.responses, self.causes + other.causes, self.environments + other.environments
+        )
+
+    @property
+    def count(self) -> int:
+        """Number of lost responses."""
+        return self.causes.total()
+
+    @property
+    def who(self) -> str:
+        """Say who lost them, as the beginning of a sentence."""
+        if not self.environments:
+            return "engines ended or refused"
+        return "environments failed in" if self.environments == self.count else "engines or environments failed in"
+
+
+def lost_responses(groups: Sequence[Group], request_limit_s: float) -> Lost:
+    """Count all responses, and those that engines ended or never sampled, or whose environment failed."""
     completions = [response.completion for group in groups for response in group.responses]
     causes: Counter[str] = Counter()
     example: dict[str, str] = {}
@@ -97,9 +128,10 @@ def lost_responses(groups: Sequence[Group], request_limit_s: float) -> tuple[int
                 if completion.tokens.numel()
                 else "ended before the first token"
             )
-            # Two prompts that are too long, each by its own number of tokens, are one cause.
-            causes[example.setdefault(re.sub(r"\d+", "#", cause), cause)] += 1
-    return len(completions), causes
+            # Two prompts that are too long, each by its own number of tokens, are one cause, and so are two actions.
+            causes[example.setdefault(_QUOTED.sub("#", cause), cause)] += 1
+    failed = sum(completion.episode is not None and bool(completion.episode.failure) for completion in completions)
+    return Lost(len(completions), causes, failed)
 
 
 def places_in(batch: StepBatch) -> set[int]:

@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import Any
 
 from megasharp.tasks.judge import Item
-from megasharp.tasks.reward_import import imported
 from megasharp.tasks.reward_signature import ANSWER, Style, signature_of
+from megasharp.tasks.user_import import imported
 
 
 class TooLate(Exception):

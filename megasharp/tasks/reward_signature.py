@@ -19,7 +19,7 @@ from typing import Any, get_type_hints
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.records import TaskAnswer, Verdict
 from megasharp.tasks.judge import TaskItem
-from megasharp.tasks.reward_import import imported
+from megasharp.tasks.user_import import imported
 
 # A column that every row has, whatever its own columns: what it was read as the answer.
 ANSWER = "answer"

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from megasharp.rollout.episodes.episode_engine import AsyncEpisodes, RoundEpisodes
 from megasharp.rollout.in_flight import Unfinished
 from megasharp.rollout.sglang.client.external import (
     ExternalEngine,
@@ -97,6 +98,8 @@ class RoundByRound:
     def __init__(self, resolved: ResolvedRun, engine: Engine, sync: Callable[[int, int], VersionedSync]) -> None:
         self._resolved = resolved
         self._engine = engine
+        if resolved.has_episodes:
+            self._engine = RoundEpisodes(engine, resolved.tokenizer, resolved.config.rollout.episodes)
         self._sync = sync
 
     @property
@@ -177,28 +180,31 @@ class FleetServing:
         options = FleetOptions(room=longest(config), external=len(urls))
         engines = [*placement.engines(settings), *self._external]
         self._fleet = Fleet(engines, settings, options, tell=say, starter=starter)
+        self._engine: Fleet | AsyncEpisodes = self._fleet
+        if resolved.has_episodes:
+            self._engine = AsyncEpisodes(self._fleet, resolved.tokenizer, config.rollout.episodes)
         self._sleeper = Sleeper(self._fleet.members, self._fleet.settle) if settings.sleep else None
         try:
             check_room(config, self._fleet.prompt_limit)
             if self._sleeper is not None:
                 self._sleeper.sleep()
         except BaseException:
-            self._fleet.close()
+            self._engine.close()
             raise
 
     @property
     def engine(self) -> Engine:
         """The engine that samples."""
-        return self._fleet
+        return self._engine
 
     def rollouts(self, judge: Judge, meanwhile: Callable[[], None]) -> Collector:
         """Collect groups as they become complete."""
 
         def look_after() -> None:
             meanwhile()
-            self._fleet.tend()
+            self._engine.tend()
 
-        return make_async_rollouts(self._resolved, self._fleet, judge, look_after)
+        return make_async_rollouts(self._resolved, self._engine, judge, look_after)
 
     def sync(self, version: int, memory_version: int) -> VersionedSync:
         """Push weights by the configured transport."""
@@ -237,7 +243,7 @@ class FleetServing:
 
     def close(self) -> None:
         """End the engines."""
-        self._fleet.close()
+        self._engine.close()
 
 
 def open_serving(

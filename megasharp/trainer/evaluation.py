@@ -5,9 +5,10 @@ Samples are stored as they are judged, so that after a kill or SIGUSR1 the same 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 from megasharp.checkpoint.run_folder import write_like_run
@@ -19,6 +20,7 @@ from megasharp.common.signals import SaveAsked, Stopped, TimeIsUp, interruptible
 from megasharp.config.core import validate
 from megasharp.config.data import RewardConfig
 from megasharp.config.hub import given_model
+from megasharp.config.rollout import EpisodesConfig
 from megasharp.config.run_config import EvalConfig, RunConfig, load_run
 from megasharp.convert.model_folder import model_folder
 from megasharp.convert.record import weights_fingerprint
@@ -30,12 +32,15 @@ from megasharp.evals.result_files import group_lines, load_figures, load_result,
 from megasharp.evals.sample_store import SampleStore, check_identity
 from megasharp.evals.stored_samples import journals
 from megasharp.evals.suites import Asking, Suite
+from megasharp.rollout.episodes.episode_engine import with_episodes
+from megasharp.rollout.episodes.trial import try_turn
 from megasharp.rollout.step_request import Engine
+from megasharp.tasks.environment import plays
 from megasharp.tasks.final_answer import WHOLE, AnswerRule, rule_of
 from megasharp.tasks.judge import Judge, digest_of
 from megasharp.tasks.own_reward import OWN_TASK
-from megasharp.tasks.reward_import import look_beside
 from megasharp.tasks.tokenizer import load_tokenizer
+from megasharp.tasks.user_import import look_beside
 from megasharp.trainer.eval_endpoint import Endpoint, EndpointOptions
 from megasharp.trainer.eval_source import (
     CHECKPOINT,
@@ -64,7 +69,8 @@ class Asked:
     functions judge all of them; without one, the run's judge own rows without a task. The part of a response that is
     judged is the run's too, where `reward` does not say it. `prompt` is a template's name, or `suite`; without it a
     run's weights are asked as its training was. `keep` is what stays of samples, with texts up to `keep_mb` MiB in
-    `out`; None is the default of `eval.keep_mb`.
+    `out`; None is the default of `eval.keep_mb`. `turns` are keys of `rollout.episodes` that are given; `episodes` has
+    all of them, the others from the run, or from the run file of `engines`.
     """
 
     source: Path | None
@@ -80,6 +86,8 @@ class Asked:
     keep: Keep = "texts"
     keep_mb: int | None = None
     endpoint: EndpointOptions | None = None
+    turns: Mapping[str, int] = field(default_factory=dict)
+    episodes: EpisodesConfig = field(default_factory=EpisodesConfig)
 
 
 def settings(**given: object) -> Settings:
@@ -123,6 +131,7 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
     for temperature in asked.temperatures or [None]:
         changed = {} if temperature is None else {"temperature": temperature}
         sweep.append(plan_suites(suites, asked.settings.model_copy(update=changed), asked.seed, asking, longest))
+    asked = replace(asked, episodes=_episodes(asked, sweep, run))
     asked, sweep = judged_by_functions(asked, sweep, run)
     tasks = {each.suite.task for groups in sweep for group in groups for each in group.evaluations}
     check_judging(asked.reward, tasks, "eval")
@@ -132,6 +141,9 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
     try:
         with save_heard(), interruptible():
             subject = _subject(asked, source, run.data.bos if run else None, note)
+            if subject.tokenizer is not None:
+                planned = (each.suite.items for groups in sweep for group in groups for each in group.evaluations)
+                try_turn(chain.from_iterable(planned), subject.tokenizer, asked.episodes, "eval")
             evaluation = _Evaluation(asked, subject, say, note)
             if source is not None:
                 write_like_run(source, evaluation.root)
@@ -162,6 +174,26 @@ def _checked_source(asked: Asked) -> Path | None:
             + ("give the folder" if asked.source is None else "leave the folder out, or say that")
         )
     return None if asked.source is None else given_model(str(asked.source))
+
+
+def _episodes(asked: Asked, sweep: Sequence[Sequence[PlannedGroup]], run: RunConfig | None) -> EpisodesConfig:
+    """Return how suites with an environment are played. Raises UserError where nothing can play them, or none does."""
+    playing = [
+        each.suite.name for groups in sweep for group in groups for each in group.evaluations if plays(each.suite.items)
+    ]
+    if asked.turns and not playing:
+        given = " and ".join(f"--{name.replace('_', '-')}" for name in asked.turns)
+        raise UserError(f"eval: {given}: no suite here has an environment, so that every response has one turn")
+    if playing and asked.endpoint is not None:
+        raise UserError(
+            f"eval: {playing[0]} has an environment, whose answers are put behind the tokens that the model has said; "
+            "a server of OpenAI's API gives no such tokens. Evaluate the folder of the weights, with --engines for "
+            "SGLang's engines"
+        )
+    if run is None and asked.engines is not None:
+        run = load_run(asked.engines, asked.overrides)
+    own = EpisodesConfig() if run is None else run.rollout.episodes
+    return validate(EpisodesConfig, {**own.model_dump(), **asked.turns}, "eval")
 
 
 def _subject(asked: Asked, source: Path | None, bos: bool | None, note: Say) -> Subject:
@@ -331,10 +363,12 @@ class _Evaluation:
             **planned.sampling.identity(),
             "seed": str(planned.seed),
             **judging_identity(self._asked.reward, planned.suite),
+            **(self._asked.episodes.identity if plays(planned.suite.items) else {}),
         }
 
     def _setting(self, planned: Planned) -> EvalSetting:
         sampling = planned.sampling
+        episodes = self._asked.episodes if plays(planned.suite.items) else None
         return EvalSetting(
             planned.suite.name,
             self._subject.label,
@@ -349,6 +383,8 @@ class _Evaluation:
             sampling.top_k,
             sampling.min_p,
             sampling.stop,
+            None if episodes is None else episodes.max_turns,
+            None if episodes is None else episodes.turn_tokens,
         )
 
     def _done(self, planned: Planned) -> Path | None:
@@ -388,13 +424,18 @@ class _Evaluation:
         self._note(self._keeping.line(setting.suite, samples, planned.sampling.max_tokens))
         self.store = self._keeping.open(self._folder(planned), setting, self._note)
         own = own_rewards(self._asked.reward).get(planned.suite.task)
-        return evaluate(
-            engine,
-            planned.suite,
-            self._subject.tokenizer,
-            setting,
-            judge=judge,
-            store=self.store,
-            together=own is not None and own.compares,
-            say=self._note,
-        )
+        with ExitStack() as stack:
+            if plays(planned.suite.items):
+                assert self._subject.tokenizer is not None, "endpoints are refused"
+                engine = with_episodes(engine, self._subject.tokenizer, self._asked.episodes)
+                stack.callback(engine.end)
+            return evaluate(
+                engine,
+                planned.suite,
+                self._subject.tokenizer,
+                setting,
+                judge=judge,
+                store=self.store,
+                together=own is not None and own.compares,
+                say=self._note,
+            )

@@ -18,7 +18,9 @@ from megasharp.evals.stored_samples import FOLDER, journals, parts, samples_info
 from megasharp.evals.suites import Suite
 from megasharp.metrics.clock import StageClock
 from megasharp.metrics.writers import rows_of
+from megasharp.rollout.episodes.episode_engine import RoundEpisodes
 from megasharp.rollout.step_request import Engine
+from megasharp.tasks.environment import plays
 from megasharp.tasks.judge import Judge, digest_of
 from megasharp.trainer.checkpoints import Checkpoints
 from megasharp.trainer.eval_source import Probes
@@ -105,8 +107,10 @@ class Evaluator:
         probes = Probes(self.folder.root, suites[0], self.resolved.tokenizer, asked.probe, longest)
         if only_missing and not probes.missing(step):
             return False
+        # Episodes are no text of the policy's alone: of those a probe has the first turn.
+        engine = self.engine.turns if isinstance(self.engine, RoundEpisodes) else self.engine
         with self.clock.stage("eval"):
-            probes.take(self.engine, step)
+            probes.take(engine, step)
         return True
 
     def _evaluate_suite(self, step: int, suite: Suite, memory: MemoryNeed | None) -> dict[str, float]:
@@ -159,6 +163,9 @@ class Evaluator:
             "seed": str(config.seed),
             "memory": "" if memory is None else f"{memory.mu} {memory.plausible}",
         }
+        episodes = config.rollout.episodes if plays(suite.items) else None
+        if episodes is not None:
+            identity |= episodes.identity
         return EvalSetting(
             suite.name if memory is None else suite.name + WITH_MEMORY,
             config.name,
@@ -173,6 +180,8 @@ class Evaluator:
             asked.top_k,
             asked.min_p,
             tuple(asked.stop),
+            None if episodes is None else episodes.max_turns,
+            None if episodes is None else episodes.turn_tokens,
         )
 
     def _store(self, step: int, setting: EvalSetting) -> SampleStore:

@@ -8,7 +8,6 @@ decided by the driver on the whole step, so all ranks leave the same responses o
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -22,7 +21,7 @@ from megasharp.batching.packing import PackLayout, pack
 from megasharp.common.records import Group, Maximum, Mean, Metrics, Outcome, Response, StepBatch
 from megasharp.config.run_config import GuardConfig
 from megasharp.ops.segment import segment_sum
-from megasharp.rollout.tally import lost_responses
+from megasharp.rollout.tally import Lost, lost_responses
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +51,8 @@ class Guards:
         self._failed_rewards = failed_rewards
         self._request_limit_s = request_limit_s
         self._failing_steps = 0
-        # Of the latest steps, the last one at the end: responses, and the lost ones by cause.
-        self._lost: list[tuple[int, Counter[str]]] = []
+        # Of the latest steps, the last one at the end.
+        self._lost: list[Lost] = []
 
     def after_step(
         self, skipped_in_a_row: int, values: Mapping[str, float], groups: Sequence[Group] = ()
@@ -69,16 +68,15 @@ class Guards:
 
     def _infra(self, groups: Sequence[Group]) -> StopReason | None:
         self._lost.append(lost_responses(groups, self._request_limit_s))
-        while sum(responses for responses, _ in self._lost[1:]) >= _RESPONSES:
+        while sum(step.responses for step in self._lost[1:]) >= _RESPONSES:
             del self._lost[0]
         for latest in (self._lost[-1:], self._lost):
-            responses, causes = sum(count for count, _ in latest), sum((found for _, found in latest), Counter[str]())
-            lost, limit = causes.total(), self._limits.infra_rate
-            if limit is not None and lost >= _LOST and lost > limit * responses:
-                (cause, times), *_ = causes.most_common(1)
+            lost, limit = sum(latest, Lost()), self._limits.infra_rate
+            if limit is not None and lost.count >= _LOST and lost.count > limit * lost.responses:
+                (cause, times), *_ = lost.causes.most_common(1)
                 steps = "this step" if len(latest) == 1 else f"the latest {len(latest)} steps"
                 return StopReason(
-                    f"engines ended or refused {lost} of {responses} responses of {steps} (guard.infra_rate is "
+                    f"{lost.who} {lost.count} of {lost.responses} responses of {steps} (guard.infra_rate is "
                     f"{limit:g}), {times} of them for this: {cause}",
                     "mend that, then continue with --resume",
                 )

@@ -17,8 +17,8 @@ of the weights. `rollout.max_staleness` bounds by how many versions the collecto
 step is sampled by the newest weights. A run's first push comes before its first step (`trainer/run.py`).
 
 The loop sees neither a network's layers nor how a response comes about. Layers are `learner/` (with the names of their
-tensors in `convert/`). A response has one turn today and is made in `rollout/`, from requests to verified groups, and
-judged by its task in `tasks/`; an environment of several turns would go between these two.
+tensors in `convert/`). A response is made in `rollout/`, from requests to verified groups, and judged by its task in
+`tasks/`; where that is an environment, `rollout/episodes` lets it answer each turn.
 """
 
 from __future__ import annotations

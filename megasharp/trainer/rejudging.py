@@ -39,10 +39,11 @@ from megasharp.evals.stored_samples import (
 )
 from megasharp.evals.suites import Asking, Suite, parse_ks
 from megasharp.reporting.comparison import flip_lines
+from megasharp.tasks.environment import plays
 from megasharp.tasks.final_answer import WHOLE, AnswerRule, rule_of
 from megasharp.tasks.judge import Judge, TaskItem
 from megasharp.tasks.own_reward import OWN_TASK
-from megasharp.tasks.reward_import import look_beside
+from megasharp.tasks.user_import import look_beside
 from megasharp.trainer.eval_source import config_of
 from megasharp.trainer.evaluation import Asked, judged_by_functions, judging_identity, read_as
 from megasharp.trainer.resolve.prompt_format import asking_of, checked_name
@@ -171,6 +172,11 @@ class _Judgement:
             )
         if (self.out / f"{self.name}.json").exists():
             raise UserError(f"{self.out}: results of {self.name} are there already; give another --out")
+        if plays(self.suite.items):
+            raise UserError(
+                f"{self.folder}: {self.name} has an environment, which judges while responses are sampled; evaluate it "
+                "again"
+            )
         before = load_result(self.folder / f"{self.name}.json")
         self._ks(before)
         by = self.info.identity.get("reward")

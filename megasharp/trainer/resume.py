@@ -51,6 +51,8 @@ IDENTITY = (
         f"rollout.{key}"
         for key in ("engine", "temperature", "top_p", "top_k", "min_p", "max_staleness", "oversample", "stragglers")
     ),
+    "rollout.episodes.max_turns",
+    "rollout.episodes.turn_tokens",
     # Resets, stages and the best checkpoint come from a curve of evaluations.
     "eval.prompt",
     "eval.temperature",

@@ -21,16 +21,17 @@ from megasharp.config.core import find
 from megasharp.config.data import DataSource, MixedSource, RewardConfig, RewardFunction
 from megasharp.config.run_config import RunConfig
 from megasharp.evals.suites import Suite
+from megasharp.tasks.environment import plays
 from megasharp.tasks.final_answer import FinalJudge, rule_of
 from megasharp.tasks.judge import DirectJudge, Item, Judge, TaskItem
 from megasharp.tasks.levels import LevelsJudge
 from megasharp.tasks.own_reward import OWN_TASK, OwnFunction, OwnReward, is_own, own_task
 from megasharp.tasks.problems import task_of
-from megasharp.tasks.reward_import import look_beside
 from megasharp.tasks.reward_signature import Style, signature_of
 from megasharp.tasks.sandbox.bubblewrap import RISK, open_sandbox
 from megasharp.tasks.sandbox.pool import PoolCounts, VerifierPool, how_ended
 from megasharp.tasks.table import make_verifiers, rows_of
+from megasharp.tasks.user_import import look_beside
 
 MOST_WORKERS = 4
 # Rows on which a user's function is called before a run starts.
@@ -282,7 +283,7 @@ def training_items(
     """The problems of training, or of one source of it, to be judged by the user's functions where there are some.
 
     Functions are looked for beside the run file `where` too. Raises UserError where one has no known signature, or
-    needs a column that no row has.
+    needs a column that no row has, and where environments judge.
     """
     if where:
         look_beside(find(where))
@@ -290,6 +291,11 @@ def training_items(
     task = OWN_TASK if source is None else judging_task(source, reward)
     if task not in rewards:
         return list(items)
+    if plays(items):
+        raise UserError(
+            f"{where or items[0].source}: the reward function {rewards[task].functions[0].path} would judge responses "
+            f"of task {items[0].task}, whose environment judges them itself; leave the function out"
+        )
     for each in rewards[task].functions:
         signature_of(each.path).check_rows(items)
     return [replace(item, task=task) for item in items]

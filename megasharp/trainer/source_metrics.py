@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megasharp.common.records import FinishReason, Group, Outcome
+from megasharp.common.records import Group, Outcome
 from megasharp.evals.estimators import pass_at_k
 
 
@@ -18,7 +18,8 @@ def source_metrics(groups: Sequence[Group], sources: Sequence[str]) -> dict[str,
     - `group/<source>/solved_all`, `group/<source>/solved_none`: shares of groups.
     - `group/<source>/pass@<k>`: for each power of two, the mean over groups with so many responses of the estimate of
       2107.03374: of the policy that trains, with its temperature, on prompts that it trains on.
-    - `rollout/<source>/length_mean`, `rollout/<source>/truncated`: mean response tokens; share at the length limit.
+    - `rollout/<source>/length_mean`, `rollout/<source>/truncated`: mean response tokens of the policy; share at the
+      length limit.
     """
     found: dict[str, float] = {}
     for source in sources:
@@ -47,9 +48,9 @@ def _of_groups(groups: Sequence[Group]) -> dict[tuple[str, str], float]:
 def _of_responses(groups: Sequence[Group]) -> dict[tuple[str, str], float]:
     responses = [response for group in groups for response in group.responses]
     rewards = [r.verdict.reward for r in responses if r.verdict.outcome is not Outcome.INFRA]
-    cut = sum(response.completion.finish_reason is FinishReason.LENGTH for response in responses)
+    cut = sum(response.completion.truncated for response in responses)
     return {
         **({("reward", "mean"): sum(rewards) / len(rewards)} if rewards else {}),
-        ("rollout", "length_mean"): sum(response.length for response in responses) / len(responses),
+        ("rollout", "length_mean"): sum(response.policy_tokens for response in responses) / len(responses),
         ("rollout", "truncated"): cut / len(responses),
     }

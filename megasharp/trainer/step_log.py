@@ -135,10 +135,10 @@ class StepLog:
             dropped = {name.removeprefix("group/dropped_"): n for name, n in row.items() if "group/dropped_" in name}
             reasons = ", ".join(f"{count:.0f} {reason}" for reason, count in dropped.items())
             self.note(f"step {step}: every group was dropped ({reasons}); the policy was not updated")
-        responses, causes = lost_responses(groups, self._config.rollout.request_limit_s)
-        for cause, times in causes.most_common(1):
+        lost = lost_responses(groups, self._config.rollout.request_limit_s)
+        for cause, times in lost.causes.most_common(1):
             self.note(
-                f"step {step}: {causes.total()} of {responses} responses were lost to engines and are not trained on, "
+                f"step {step}: {lost.who} {lost.count} of {lost.responses} responses, which are not trained on, "
                 f"{times} for this: {cause}"
             )
         limit, gap = self._config.guard.engine_gap, row.get("policy/engine_gap", 0.0)

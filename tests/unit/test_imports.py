@@ -48,13 +48,14 @@ LIBRARIES = {
         *("pydantic", "torch", "transformers", "tokenizers", "datasets", "huggingface_hub", "pyarrow"),
         *("math_verify", "sympy", "reasoning_gym", "langdetect"),
     },
+    "tasks/environments": {"pydantic", "gymnasium", "websockets", "verifiers", "httpx"},
     "tasks/sandbox": set(),
     "trainer": {"torch", "rich"},
     "weight_sync": {"torch", "safetensors"},
     ".": set(),
 }
 LIGHT = (
-    *("algos", "batching", "tasks", "tasks/sandbox", "config", "ops", "convert", "planner"),
+    *("algos", "batching", "tasks", "tasks/environments", "tasks/sandbox", "config", "ops", "convert", "planner"),
     *("rollout", "rollout/sglang", "rollout/sglang/client"),
 )
 # The files that many processes live on: each imports the standard library alone.

@@ -88,14 +88,17 @@ TASKS = {
     "countdown": "countdown.jsonl",
     "countdown_3": "countdown_3to4.jsonl",
     "countdown_3to4": "countdown_3to4.jsonl",
+    "environment": "environment.yaml",
     "form": "form.jsonl",
     "instructions": "instructions.jsonl",
     "knights": "knights.jsonl",
     "knights_short": "knights.jsonl",
     "math": "math.jsonl",
+    "maze": "maze.jsonl",
     "reasoning_gym": "reasoning_gym.yaml",
     "short_answer": "short_answer.jsonl",
     "synlogic": "synlogic.jsonl",
+    "tools": "tools.yaml",
 }
 STAMP = Stamp(12, 3, "5be1f0c9")
 TENSORS = [("a.weight", torch.arange(6, dtype=torch.float32).reshape(2, 3)), ("b.weight", torch.ones(5).bfloat16())]

@@ -82,11 +82,15 @@ class Model(Protocol[Cache]):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A response to draw, of at most `limit` tokens; samples begin in the order of their numbers."""
+    """A response to draw, of at most `limit` tokens; samples begin in the order of their numbers.
+
+    The first `begun` of these tokens were drawn before, and stand at the end of its prompt.
+    """
 
     number: int
     seed: int
     limit: int
+    begun: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -277,8 +281,7 @@ class DecodeLoop(Generic[Cache]):
         chosen = torch.tensor(places, dtype=torch.int64, device=self._model.device)
         self._cache.restart(places, [row.prompt.place for row in rows])
         self._logits.put(chosen, joined([_first(row) for row in rows]))
-        self._seeds_S[chosen], self._limits_S[chosen] = self._numbers(rows)
-        self._positions_S[chosen] = 0
+        self._seeds_S[chosen], self._limits_S[chosen], self._positions_S[chosen] = self._numbers(rows)
         for place, row in zip(places, rows, strict=True):
             self._rows[place] = row
 
@@ -289,15 +292,16 @@ class DecodeLoop(Generic[Cache]):
         self._cache.extend([row.prompt.place for row in rows])
         first = [_first(row) for row in rows]
         self._logits = joined([self._logits, *first] if self._logits is not None else first)
-        seeds, limits = self._numbers(rows)
-        self._seeds_S, self._limits_S = torch.cat([self._seeds_S, seeds]), torch.cat([self._limits_S, limits])
-        self._positions_S = torch.cat([self._positions_S, torch.zeros_like(seeds)])
+        before = (self._seeds_S, self._limits_S, self._positions_S)
+        self._seeds_S, self._limits_S, self._positions_S = map(torch.cat, zip(before, self._numbers(rows), strict=True))
         self._rows += rows
 
-    def _numbers(self, rows: list[_Row]) -> tuple[Tensor, Tensor]:
-        """Seeds and limits."""
+    def _numbers(self, rows: list[_Row]) -> tuple[Tensor, Tensor, Tensor]:
+        """Seeds, limits, and the positions of the next tokens."""
         seeds = seeds_to_int64([row.sample.seed for row in rows], self._model.device)
-        return seeds, torch.tensor([row.sample.limit for row in rows], device=self._model.device)
+        counts = [[row.sample.limit for row in rows], [row.sample.begun for row in rows]]
+        limits, positions = torch.tensor(counts, dtype=torch.int64, device=self._model.device)
+        return seeds, limits, positions
 
     def _read_prompts(self, rows: Sequence[_Row]) -> None:
         """Read the prompts of samples that begin, where they are not, and with them some that follow."""

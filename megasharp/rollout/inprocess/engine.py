@@ -353,7 +353,12 @@ class InProcessEngine:
                 f"sampling.memory_mu is {sampling.memory_mu}, but the engine holds no memory network; "
                 "leave it out or give the memory network's folder"
             )
-        self._check_prompt(request.tokens, request.under(sampling).max_tokens)
+        most = request.under(sampling).max_tokens
+        self._check_prompt(request.tokens, most)
+        for begun in request.begun:
+            if len(begun) >= most:
+                raise UserError(f"{len(begun)} tokens of a response are begun, and max_tokens is {most}: raise it")
+            self._check_prompt((*request.tokens, *begun), most - len(begun))
 
     def _check_prompt(self, tokens: tuple[int, ...], max_tokens: int) -> None:
         if not tokens:

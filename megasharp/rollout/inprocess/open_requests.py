@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Generic
 
 import torch
@@ -57,14 +59,20 @@ class OpenRequests(Generic[Cache]):
             return
         whole = _Request(place, [None] * len(request.seeds), len(request.seeds))
         limit = request.under(sampling).max_tokens
-        samples = [Sample(self._count + index, seed, limit) for index, seed in enumerate(request.seeds)]
+        begun = request.begun or ((),) * len(request.seeds)
+        samples = [
+            Sample(self._count + index, seed, limit, len(before))
+            for index, (seed, before) in enumerate(zip(request.seeds, begun, strict=True))
+        ]
         self._count += len(samples)
         self._of_sample |= {sample.number: (whole, index) for index, sample in enumerate(samples)}
         # Limits are the samples' own.
         kind = replace(sampling, max_tokens=1)
         if kind not in self._loops:
             self._loops[kind] = self._new_loop(kind)
-        self._loops[kind].add(request.tokens, samples)
+        # What is begun of a response is read as its prompt is.
+        for before, some in groupby(zip(begun, samples, strict=True), itemgetter(0)):
+            self._loops[kind].add((*request.tokens, *before), [sample for _, sample in some])
 
     def advance(self) -> list[Ended]:
         """Draw a token of every sample that has a row; returns the requests that are whole.

@@ -5,8 +5,9 @@ Refusals that need no other file follow: of collection, determinism, sampling, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from megasharp.algos.base import Needs
@@ -21,7 +22,10 @@ from megasharp.convert.architecture import Architecture
 from megasharp.convert.model_folder import ModelFolder
 from megasharp.evals.suites import Suite, load_suite
 from megasharp.metrics.trackers.watch import check_installed
+from megasharp.rollout.episodes.trial import try_turn
 from megasharp.rollout.sglang.client.health import check_engines
+from megasharp.tasks.environment import plays
+from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.problems import prompt_of
 from megasharp.tasks.sets.row_sources import commit_read
 from megasharp.tasks.stream import TokenizedPrompts, tokenize_prompts
@@ -85,6 +89,16 @@ class ResolvedRun:
     data_commit: str | None = None
 
     @property
+    def items(self) -> Iterator[TaskItem]:
+        """The problems of training and of the suites."""
+        return chain((item for item, _ in self.prompts.prompts), *(suite.items for suite in self.suites))
+
+    @property
+    def has_episodes(self) -> bool:
+        """True where some task, of training or a suite, is an environment."""
+        return plays(self.items)
+
+    @property
     def samples_in_ranks(self) -> bool:
         """True where the policy's ranks sample: on CPUs of this machine, where each holds the whole model."""
         return (
@@ -141,7 +155,7 @@ def check(
         check_markers(map(prompt_of, config.data.sources), suites, tokenizer, where)
     check_judging(config.reward, judged_tasks(config, suites), where)
     policy = config.policy
-    return ResolvedRun(
+    resolved = ResolvedRun(
         config=resolved_config(config, recipes),
         model=model,
         architecture=architecture,
@@ -155,6 +169,14 @@ def check(
         derived=tuple(clauses),
         data_commit=commit_read(read.path, read.revision),
     )
+    if resolved.has_episodes and memory is not None and memory.window is not None:
+        raise UserError(
+            f"{where}: recipe.dlc.window={memory.window} with an environment: engines read the turns before as a "
+            "prompt, all of which the memory network would see, and the learner would not; leave the window out"
+        )
+    if resolved.has_episodes:
+        try_turn(resolved.items, tokenizer, config.rollout.episodes, where)
+    return resolved
 
 
 def check_methods(config: RunConfig, needs: Needs, where: str) -> None:

@@ -48,7 +48,8 @@ def describe(resolved: ResolvedRun) -> str:
         f"responses{' at most' if len(config.data.group_sizes) > 1 else ''}, {config.recipe.mini_batches} optimizer "
         f"step(s), <= {config.policy.micro_batch_tokens} tokens a micro-batch",
         f"rollouts   {_engines(resolved)}, temperature {config.rollout.temperature}, <= "
-        f"{', then '.join(map(str, limits))} tokens",
+        f"{', then '.join(map(str, limits))} tokens"
+        + (f" and {config.rollout.episodes.max_turns} turns" if resolved.has_episodes else ""),
         *engine_python.described(config),
         f"recipe     {', '.join(resolved.recipes.final.methods)}; {resolved.recipes.final.reduction.value}",
         f"data       {_prompts(resolved)}; "

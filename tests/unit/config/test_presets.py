@@ -10,14 +10,17 @@ from cases import each_case
 
 from megasharp.algos import METHODS
 from megasharp.algos.recipe import RecipeSchedule
+from megasharp.common.section import Section
 from megasharp.config.core import Tree, dump_tree, merge, parse_yaml, read_tree, validate
 from megasharp.config.run_config import RunConfig, load_run
 from megasharp.evals.groups import load_group
 from megasharp.evals.suites import SuiteFile
 from megasharp.reporting.sweeps.grid import cells, load_sweep
+from megasharp.tasks.environments.problem_file import EnvironmentFile
 from megasharp.tasks.reasoning_gym import read_datasets
 from megasharp.tasks.sets import SETS
 from megasharp.tasks.table import TASKS
+from megasharp.tasks.tools.tool_file import ToolFile
 from megasharp.trainer.resolve.recipes import build_recipes
 
 REPOSITORY = Path(__file__).parents[3]
@@ -59,6 +62,12 @@ def is_data(file: Path) -> bool:
     return file.parent == REPOSITORY / "configs" / "gym"
 
 
+def problem_schema(file: Path) -> type[Section] | None:
+    """The schema of a file of an environment's problems, or of problems with tools; None for any other file."""
+    keys = tree_of(file).keys()
+    return EnvironmentFile if "use" in keys else ToolFile if "tools" in keys else None
+
+
 def label(file: Path) -> str:
     return str(file.relative_to(REPOSITORY))
 
@@ -85,7 +94,8 @@ def sweeps() -> list[Path]:
 
 def pieces() -> list[Path]:
     """What is neither of both, nor shared by sweeps, which are checked whole."""
-    return [file for file in shipped() if not (says(file) or is_suite(file) or is_group(file) or is_data(file))]
+    others = (says, is_suite, is_group, is_data, problem_schema)
+    return [file for file in shipped() if not any(is_other(file) for is_other in others)]
 
 
 def suites() -> list[Path]:
@@ -137,6 +147,13 @@ def test_suites_fit_their_schema(file: Path) -> None:
 def test_generated_data_fits_its_schema() -> None:
     files = [file for file in shipped() if is_data(file)]
     assert files and all(read_datasets(file) for file in files)
+
+
+def test_problem_files_fit_their_schema() -> None:
+    found = [(file, schema) for file in shipped() if (schema := problem_schema(file))]
+    assert {schema for _, schema in found} == {EnvironmentFile, ToolFile}
+    for file, schema in found:
+        validate(schema, tree_of(file), str(file))
 
 
 @each_case("file", groups, ids=label)

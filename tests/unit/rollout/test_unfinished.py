@@ -19,11 +19,15 @@ from megasharp.checkpoint.rollout_store import read_unfinished, write_unfinished
 from megasharp.common import signals
 from megasharp.common.records import (
     Completion,
+    Episode,
     FinishReason,
     GenerateRequest,
     Group,
+    Outcome,
     Prompt,
     SamplingParams,
+    Turn,
+    Verdict,
     VersionSpan,
 )
 from megasharp.config.rollout import RolloutConfig
@@ -76,15 +80,19 @@ def test_the_file_gives_back_every_bit(tmp_path: Path) -> None:
     moved = torch.tensor([True, False, True])
     with_memory = completion(memory_logp=3 * LOGP, argmax_moved=moved, calibration_kl=LOGP.abs())
     empty = replace(completion(), tokens=torch.empty(0, dtype=torch.int64), version_spans=())
+    open_episode = Episode((Turn(0, 1, 2, 1.0 / 3.0),))
+    verdict = Verdict(Outcome.CORRECT, 1.0 / 3.0, "u", "two moves")
+    ended = Episode((Turn(0, 1, 2, 1.0 / 3.0), Turn(2, 3, 3, 0.0)), verdict)
     prompts = [
         Unfinished(0, 5, (completion(), None), (1,), SampledWith(12, memory=False)),
+        Unfinished(0, 7, (completion(episode=ended), completion(episode=open_episode)), (1,), SampledWith(12, False)),
         Unfinished(0, 6, (None, None), (0, 1), None),
         Unfinished(1, 5, (with_memory, with_memory), (), SampledWith(9, memory=True, begun=8)),
         Unfinished(1, 0, (replace(empty, sampler_logp=LOGP[:0], policy_logp=LOGP[:0]), None), (0, 1), None),
     ]
     write_unfinished(tmp_path, prompts)
     found = read_unfinished(tmp_path)
-    assert len(found) == 4 and all(map(same, found, prompts))
+    assert len(found) == 5 and all(map(same, found, prompts))
 
 
 def test_no_file_where_nothing_was_sampled(tmp_path: Path) -> None:

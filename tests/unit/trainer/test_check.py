@@ -12,6 +12,7 @@ from megasharp.config.core import apply_overrides, parse_yaml, validate
 from megasharp.config.rollout import RolloutConfig
 from megasharp.config.run_config import RunConfig, load_run
 from megasharp.trainer.resolve.resolved_run import check, check_rollout
+from megasharp.trainer.resolve.summary import describe
 
 
 @each_case("key", [{"oversample": 0.5}, {"max_staleness": 1}, {"stragglers": "keep"}, {"request_limit_s": 5.0}])
@@ -78,3 +79,25 @@ def test_a_mini_batch_has_a_group() -> None:
     config = load_run(Path("examples/quickstart/run.yaml"), ["data.prompts_per_step=2", "recipe.mini_batches=3"])
     with pytest.raises(UserError, match=r"run\.yaml: recipe\.mini_batches=3 is more than data\.prompts_per_step=2"):
         check(config, "run.yaml")
+
+
+_MAZE = "examples/maze/run.yaml"
+
+
+@each_case(
+    ("overrides", "words"),
+    [
+        (
+            ["recipe.methods=[grpo, dlc]", "recipe.dlc.memory.path=examples/maze/base", "recipe.dlc.window=4"],
+            r"recipe\.dlc\.window=4 with an environment: .*; leave the window out$",
+        ),
+        (["reward.function=judge.py:one"], r"judge\.py:one would judge responses of task maze, whose environment"),
+    ],
+)
+def test_what_environments_cannot_be_combined_with_is_refused(overrides: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        check(load_run(Path(_MAZE), overrides), _MAZE)
+
+
+def test_the_summary_says_how_many_turns_a_response_has() -> None:
+    assert "<= 40 tokens and 10 turns\n" in describe(check(load_run(Path(_MAZE), []), _MAZE))

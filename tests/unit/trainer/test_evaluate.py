@@ -10,6 +10,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cases import each_case
@@ -23,9 +24,12 @@ from megasharp.config.core import dump_yaml
 from megasharp.config.data import RewardConfig, RewardFunction
 from megasharp.config.run_config import load_run
 from megasharp.evals.groups import Settings
+from megasharp.evals.result_files import load_result
 from megasharp.evals.stored_samples import read_samples
+from megasharp.trainer.eval_endpoint import EndpointOptions
 from megasharp.trainer.eval_source import Measured, check_measurable, hf_folder, measured
 from megasharp.trainer.evaluation import Asked, evaluate_source
+from megasharp.trainer.rejudging import rejudge_folder
 
 BASE = Path(__file__).parents[3] / "examples" / "quickstart" / "base"
 
@@ -124,6 +128,37 @@ def test_a_sweep_writes_one_result_a_temperature_and_a_group_its_table(tmp_path:
     assert set(after["pass_at_k"]) == {"1", "2", "4"} and after["lambdas"] == json.loads(before)["lambdas"]
     with pytest.raises(UserError, match=r"of another evaluation \(temperature 1.0, now 0.5\); give another --out"):
         in_process(tmp_path / "temperature_1", own, temperatures=[0.5])
+
+
+def test_limits_of_turns_are_part_of_an_evaluation(tmp_path: Path) -> None:
+    """They are the run's where the command says none; a server of OpenAI's API plays no episodes."""
+    maze = Path(__file__).parents[3] / "examples" / "maze"
+    small = tmp_path / "small.yaml"
+    small.write_text(f"task: maze\npath: {maze / 'data' / 'dev.jsonl'}\nlimit: 3\n")
+
+    def evaluated(turns: dict[str, int], suite: Path = small, **more: Any) -> list[str]:
+        said: list[str] = []
+        settings = Settings(n=2, max_tokens=32)
+        asked = Asked(maze / "base", [str(suite)], settings, out=tmp_path / "out", turns=turns, **more)
+        evaluate_source(asked, said.append, lambda line: None)
+        return said
+
+    heading, *figures = evaluated({"max_turns": 3, "turn_tokens": 4})
+    assert heading.endswith("at most 32 tokens, the environment's included, and 3 turns of at most 4")
+    assert any(line.startswith("  turns") for line in figures)
+    result = load_result(tmp_path / "out" / "small.json")
+    assert (result.max_turns, result.turn_tokens, result.identity["max_turns"]) == (3, 4, "3")
+    assert result.turns is not None and 1 <= result.turns <= 3
+    with pytest.raises(UserError, match=r"of another evaluation \(max_turns 3, now 8\); give another --out"):
+        evaluated({})
+    with pytest.raises(UserError, match="--max-turns: no suite here has an environment"):
+        evaluated({"max_turns": 3}, Path("countdown_dev"))
+    endpoint = EndpointOptions("http://localhost:1/v1", "m", "tokens")
+    with pytest.raises(UserError, match=r"small has an environment, whose answers .* --engines"):
+        evaluated({}, endpoint=endpoint)
+    with pytest.raises(UserError, match=r"small has an environment, which judges while responses are sampled"):
+        asked = Asked(None, [str(small)], Settings(), out=tmp_path / "again")
+        rejudge_folder(tmp_path / "out", asked, False, lambda line: None, lambda line: None)
 
 
 def test_own_rows_are_judged_by_the_function_that_is_asked_for_or_the_run_s(

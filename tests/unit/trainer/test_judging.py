@@ -216,12 +216,15 @@ def test_without_a_function_nothing_is_different() -> None:
         "countdown",
         "countdown_3",
         "countdown_3to4",
+        "environment",
         "form",
         "knights",
         "knights_short",
         "math",
+        "maze",
         "short_answer",
         "synlogic",
+        "tools",
     }
 
 

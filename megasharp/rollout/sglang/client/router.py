@@ -25,7 +25,7 @@ import threading
 import time
 import uuid
 from bisect import insort
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
@@ -48,6 +48,8 @@ _READ_FIRST = 64
 _LOOK_S = 0.5
 # A response under way is a socket; the driver's other files need some too.
 _MOST_FILES = 65_536
+# Responses of several turns whose engine is remembered.
+_MOST_KNOWN = 65_536
 _OTHER_FILES = 512
 
 Answer = Future[list[Completion]]
@@ -144,6 +146,8 @@ class Router:
         # From here on: of the loop's thread alone.
         self._waiting: list[_Waiting] = []
         self._under_way: dict[Member, set[_Sample]] = {}
+        # Of responses of several turns, by their seeds, the engine of the turn before: its cache holds what is begun.
+        self._turn_before: OrderedDict[int, Member] = OrderedDict()
         self._count = 0
         self._turn = 0
         self._number = 0
@@ -291,6 +295,8 @@ class Router:
         whole, length = sample.whole, len(sample.whole.request.tokens)
         loads = [load for load, member in serving.items() if member is not sample.avoid] or list(serving)
         homes = {member.load for member in whole.readings}
+        if (before := self._turn_before.get(whole.request.seeds[sample.index])) is not None:
+            homes.add(before.load)
         found = choose(loads, homes, lambda load: load.takes(whole, length, sample.expected))
         return None if found is None else serving[found]
 
@@ -373,6 +379,12 @@ class Router:
             return
         if not aborted:
             self._lengths.note(whole.request, sample.begun + answer.tokens.numel())
+        if whole.request.episode is not None:
+            seed = whole.request.seeds[sample.index]
+            self._turn_before[seed] = member
+            self._turn_before.move_to_end(seed)
+            if len(self._turn_before) > _MOST_KNOWN:
+                self._turn_before.popitem(last=False)
         whole.put(sample.index, answer)
 
     def _failed(self, sample: _Sample, member: Member, why: str) -> None:

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from concurrent.futures import wait
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from waiting import HANG_S, wait_until
 
 from megasharp.common import signals
 from megasharp.common.errors import EnginesLost, NotSampled, RunFailed, UserError
-from megasharp.common.records import FinishReason, GenerateRequest
+from megasharp.common.records import FinishReason, GenerateRequest, TaskAnswer
 from megasharp.rollout.sglang.client import router
 from megasharp.rollout.sglang.client.api import EngineApi
 from megasharp.rollout.sglang.client.router import RouterSettings
@@ -213,3 +214,18 @@ def test_a_long_prompt_that_is_refused_is_not_sampled(make: Make) -> None:
     future = stand_ins.fleet.submit(GenerateRequest((55,) * 70, (1, 2)), SAMPLING)
     with pytest.raises(NotSampled, match="the engine refused it: token ids outside the vocabulary"):
         future.result(timeout=HANG_S)
+
+
+def test_the_next_turn_goes_to_the_engine_that_has_read_the_turns_before(make: Make) -> None:
+    """Idle engines take turns, so without that the second round would come to the other one of each."""
+    stand_ins = make(2)
+    first = [GenerateRequest((10 + seed, 7), (seed,), episode=TaskAnswer()) for seed in range(1, 5)]
+    answers = [stand_ins.fleet.submit(request, SAMPLING).result(timeout=HANG_S)[0].tokens.tolist() for request in first]
+    had = [len(stand_ins.command(index)["generated"]) for index in (0, 1)]
+    assert had == [2, 2]
+    for request, said in [*zip(first, answers, strict=True)][::-1]:
+        later = replace(request, begun=((*said[:2], 9),))
+        stand_ins.fleet.submit(later, SAMPLING).result(timeout=HANG_S)
+    for index in (0, 1):
+        prompts_begin = stand_ins.command(index)["generated"]
+        assert prompts_begin[had[index] :] == prompts_begin[: had[index]][::-1]
