@@ -31,8 +31,6 @@ from megasharp.evals.result_files import load_result
 from megasharp.reporting.history import RunHistory, read_run
 from megasharp.reporting.sweeps.grid import Cell, cells, load_sweep
 
-# A run says how long a response may be, a folder of weights does not.
-UNTRAINED_LIMIT = ("--max-tokens", "20")
 Rows = dict[str, tuple[Sequence[str], list[list[object]]]]
 
 
@@ -53,6 +51,7 @@ def main() -> int:
     parser.add_argument("--test", help="suites to measure the last models on, such as countdown_test")
     parser.add_argument("--temperature", default="1.0", help="temperatures of these samples")
     parser.add_argument("--base", default="examples/quickstart/base", help="the untrained model")
+    parser.add_argument("--max-tokens", type=int, default=20, help="limit of the untrained model's responses")
     parser.add_argument("--samples", type=int, default=256, help="samples for each problem of it")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the CSV files")
     parser.add_argument("--work", type=Path, default=Path("runs"), help="folder for the runs, deleted as they end")
@@ -74,7 +73,9 @@ def main() -> int:
             if not isinstance(item, int):
                 rows = trained(item, folder, config.name, test)
             elif test is not None:
-                rows = {"counts": (COUNTS, measured(name, arguments.base, item, folder, test, UNTRAINED_LIMIT))}
+                # A run says how long a response may be, a folder of weights does not.
+                limit = ("--max-tokens", str(arguments.max_tokens))
+                rows = {"counts": (COUNTS, measured(name, arguments.base, item, folder, test, limit))}
         except (subprocess.CalledProcessError, OSError) as error:
             failed.append(name)
             print(f"{name} failed: {error}", flush=True)
