@@ -55,7 +55,7 @@ class Words:
 
     plain = encode
 
-    def chat(self, turns: Sequence[tuple[str, str]]) -> str | None:
+    def chat(self, turns: Sequence[tuple[str, str]], tools: str = "") -> str | None:
         raise NotImplementedError
 
     def decode(self, tokens: Sequence[int]) -> str:

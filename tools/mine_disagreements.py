@@ -30,7 +30,7 @@ from megasharp.evals.rejudge import judge_again
 from megasharp.evals.stored_samples import StoredSample, read_samples
 from megasharp.evals.suites import Suite, load_suite
 from megasharp.tasks.own_reward import OWN_TASK
-from megasharp.tasks.reward_import import look_beside
+from megasharp.tasks.user_import import look_beside
 from megasharp.trainer.reward_judge import RewardJudge
 
 STORED, NOW = "stored", "now"
