@@ -30,6 +30,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
 
+from megasharp.common.errors import one_line
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
 from megasharp.tasks.judge import TaskItem
 
@@ -123,7 +124,7 @@ async def called(method: Callable[..., Any], *arguments: object) -> Any:
         elif isinstance(error, Exception) and not isinstance(error, StopIteration):
             answer.set_exception(error)
         else:
-            # What would end the loop, or what no future takes.
+            # Exceptions that would end the loop, or that no future takes.
             answer.set_exception(RuntimeError(repr(error)))
 
     def work() -> None:
@@ -151,6 +152,15 @@ def checked(found: object) -> Observation:
 
     A message may be a pair, or an object with `role` and `content`.
     """
+    try:
+        return _read(found)
+    except NoObservation:
+        raise
+    except Exception as error:  # what it holds is a user's, and may raise as it is looked at
+        raise NoObservation(f"gave what cannot be read: {one_line(error)}") from error
+
+
+def _read(found: object) -> Observation:
     if not isinstance(found, Observation):
         raise NoObservation(f"returned {type(found).__name__}, which is no megasharp.tasks.environment.Observation")
     reward: object = found.reward

@@ -153,7 +153,7 @@ def _checked(text: str, where: str) -> Maze:
     signs = text.replace(BETWEEN, "")
     if len({*map(len, rows)}) > 1 or not set(signs) <= {WALL, START, GOAL, FREE}:
         raise UserError(f"{where}: 'maze' must be rows of equal length of . # S G with {BETWEEN} between, got {text!r}")
-    if max(len(rows := text.split(BETWEEN)), len(rows[0])) > 10:
+    if max(len(rows), len(rows[0])) > 10:
         raise UserError(f"{where}: 'maze' must have at most 10 rows and columns, whose numbers are single digits")
     if signs.count(START) != 1 or signs.count(GOAL) != 1 or not shortest(Maze(text))[1]:
         raise UserError(f"{where}: 'maze' must have one S, one G, and a way from one to the other, got {text!r}")

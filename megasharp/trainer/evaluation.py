@@ -133,7 +133,8 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
         sweep.append(plan_suites(suites, asked.settings.model_copy(update=changed), asked.seed, asking, longest))
     asked = replace(asked, episodes=_episodes(asked, sweep, run))
     asked, sweep = judged_by_functions(asked, sweep, run)
-    tasks = {each.suite.task for groups in sweep for group in groups for each in group.evaluations}
+    planned = [each.suite for groups in sweep for group in groups for each in group.evaluations]
+    tasks = {suite.task for suite in planned}
     check_judging(asked.reward, tasks, "eval")
     for line in _ours(sweep[0]):
         note(line)
@@ -142,8 +143,8 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
         with save_heard(), interruptible():
             subject = _subject(asked, source, run.data.bos if run else None, note)
             if subject.tokenizer is not None:
-                planned = (each.suite.items for groups in sweep for group in groups for each in group.evaluations)
-                try_turn(chain.from_iterable(planned), subject.tokenizer, asked.episodes, "eval")
+                items = chain.from_iterable(suite.items for suite in planned)
+                try_turn(items, subject.tokenizer, asked.episodes, "eval")
             evaluation = _Evaluation(asked, subject, say, note)
             if source is not None:
                 write_like_run(source, evaluation.root)

@@ -70,9 +70,7 @@ class Calls:
             try:
                 async with limit:
                     return await called(method, *arguments)
-            except UserError:
-                raise
-            except GeneratorExit:
+            except (UserError, GeneratorExit):
                 raise
             except BaseException as error:  # an environment is a user's program
                 task = asyncio.current_task()
@@ -94,9 +92,8 @@ def _checked(found: object, environment: Environment, what: str) -> Observation:
     name = f"{type(environment).__name__}.{what}"
     try:
         return checked(found)
-    except Exception as error:  # what it holds is a user's too, and may raise as it is looked at
-        why = str(error) if isinstance(error, NoObservation) else f"gave what cannot be read: {one_line(error)}"
-        raise EnvironmentFailed(f"{name} {why}") from error
+    except NoObservation as error:
+        raise EnvironmentFailed(f"{name} {error}") from error
 
 
 def blocked_place(thread: int) -> str:
@@ -105,7 +102,7 @@ def blocked_place(thread: int) -> str:
     stack = [] if frame is None else traceback.extract_stack(frame)
     here = inspect.getfile(Calls)
     ours = max((number for number, place in enumerate(stack) if place.filename == here), default=-1)
-    # What `called` adds is ours too.
+    # Frames of `called` are ours too.
     own = [place for place in stack[ours + 1 :] if place.filename != inspect.getfile(Environment)]
     if ours < 0 or not own:
         return "a line that cannot be told"

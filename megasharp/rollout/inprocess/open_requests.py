@@ -70,7 +70,7 @@ class OpenRequests(Generic[Cache]):
         kind = replace(sampling, max_tokens=1)
         if kind not in self._loops:
             self._loops[kind] = self._new_loop(kind)
-        # What is begun of a response is read as its prompt is.
+        # Tokens that a response has already are read with its prompt.
         for before, some in groupby(zip(begun, samples, strict=True), itemgetter(0)):
             self._loops[kind].add((*request.tokens, *before), [sample for _, sample in some])
 

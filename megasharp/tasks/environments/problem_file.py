@@ -25,7 +25,7 @@ from megasharp.common.errors import UserError, one_line
 from megasharp.common.section import Section
 from megasharp.config.core import read_tree, validate
 from megasharp.tasks.data_fields import check_names, read_objects
-from megasharp.tasks.environment import Environment, EnvironmentAnswer, Observation, Row, called, checked
+from megasharp.tasks.environment import Environment, EnvironmentAnswer, NoObservation, Observation, Row, called, checked
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.user_import import beside, constructed, imported, look_beside
 
@@ -139,7 +139,7 @@ def _item(path: Path, number: int, answer: AnyEnvironmentAnswer, first: Observat
 
 
 def _digest(first: Observation) -> str:
-    return sha256(repr((first.text, *map(tuple, first.messages))).encode("utf-8", "replace")).hexdigest()
+    return sha256(repr((first.text, *first.messages)).encode("utf-8", "replace")).hexdigest()
 
 
 async def _begun(answers: Sequence[AnyEnvironmentAnswer], places: Sequence[str]) -> list[Observation]:
@@ -168,7 +168,7 @@ async def _first(answer: AnyEnvironmentAnswer, where: str, at_once: asyncio.Sema
             raise UserError(f"{where}: {answer.use} cannot begin ({cause})") from error
     try:
         first = checked(given)
-    except Exception as error:  # what it holds is a user's too
+    except NoObservation as error:
         raise UserError(f"{where}: {answer.use}.reset {error}") from error
     if first.done or not (first.text or first.messages):
         raise UserError(
