@@ -4,12 +4,15 @@
 
 mbridge and einops, which it forgets to ask for, come with the extra `test`.
 Compared for every parameter: which Hugging Face tensors it is made of, its value whole, and each rank's part at
-tp = 2; and of Megatron's configuration every field that both set from config.json. The program fails at a difference.
-mbridge reads the names Transformer Engine gives norms; our tables have them as aliases.
+tp = 2 (of experts: expert tensor parallelism); and of Megatron's configuration every field that both set from
+config.json. The program fails at a difference. mbridge reads the names that Transformer Engine gives norms, which our
+tables have as aliases, and those of its grouped experts. Of a router's settings it takes some from no config: these are
+compared with transformers elsewhere.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,7 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from megasharp.convert.hf_folder import HFReader, megatron_tensor
 from megasharp.learner.meta_models import alone, blank_model
@@ -39,6 +50,12 @@ MODELS: dict[str, PreTrainedConfig] = {
     "qwen2": Qwen2Config(**_SIZES, tie_word_embeddings=False),
     "qwen3": Qwen3Config(**_SIZES, head_dim=8, tie_word_embeddings=False),
     "llama": LlamaConfig(**_SIZES, tie_word_embeddings=False),
+    "qwen3_moe": Qwen3MoeConfig(
+        **_SIZES, head_dim=8, tie_word_embeddings=False, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
+    ),
+    "mixtral": MixtralConfig(
+        **_SIZES, head_dim=8, tie_word_embeddings=False, num_local_experts=4, num_experts_per_tok=2
+    ),
     "qwen2, tied": Qwen2Config(**_SIZES, tie_word_embeddings=True),
     "qwen3, tied": Qwen3Config(**_SIZES, head_dim=8, tie_word_embeddings=True),
 }
@@ -56,6 +73,8 @@ _SETTINGS = (
     "gated_linear_unit",
     "normalization",
 )
+_EXPERTS_SETTINGS = ("num_moe_experts", "moe_ffn_hidden_size", "moe_router_topk", "moe_router_load_balancing_type")
+_LOCAL_EXPERT = re.compile(r"\.local_experts\.(\d+)\.(linear_fc[12])\.weight$")
 
 
 def main() -> int:
@@ -91,7 +110,7 @@ def compare(folder: Path) -> Iterator[str | None]:
     with alone() as place, HFReader(folder) as reader:
         model = blank_model(reader.architecture, place, torch.float32)
         bridge = AutoBridge.from_config(reader.config, dtype=torch.float32)
-        for key in _SETTINGS:
+        for key in (*_SETTINGS, *(_EXPERTS_SETTINGS if reader.architecture.experts else ())):
             ours, theirs = getattr(model.config, key), getattr(bridge.config, key)
             yield None if ours == theirs else f"{key}: {ours}, theirs {theirs}"
         for name, _ in model.named_parameters():
@@ -101,9 +120,11 @@ def compare(folder: Path) -> Iterator[str | None]:
 def compare_parameter(reader: HFReader, bridge: Any, name: str) -> str | None:
     """What differs of one parameter."""
     family, arch = reader.family, reader.architecture
-    rule, layer = family.rule_for(arch, name)
-    alias = rule.aliases[0].format(layer=layer) if rule.aliases else name
-    sources = [source.format(layer=layer) for source in rule.hf]
+    rule, at = family.rule_for(arch, name)
+    # Before a router a norm stands alone.
+    fused = rule.aliases and not (arch.experts and "pre_mlp_layernorm" in name)
+    alias = at.name(rule.aliases[0]) if fused else _LOCAL_EXPERT.sub(r".\2.weight\1", name)
+    sources = [at.name(source) for source in rule.hf]
     named = bridge._weight_name_mapping_mcore_to_hf(alias)
     if named != sources:
         return f"{name}: made of {sources}, theirs of {named}"

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from megasharp.common.errors import UserError, one_line
+from megasharp.common.layout import ParallelLayout
 
-Dimension = Literal["vocab", "hidden", "head_dim", "query_size", "kv_size", "ffn"]
+Dimension = Literal["vocab", "hidden", "head_dim", "query_size", "kv_size", "ffn", "experts", "expert_ffn"]
 RopeValue = float | int | str | bool | tuple[float, ...] | None
 
 
@@ -40,12 +41,31 @@ class RopeParameters:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """The mixture of experts in place of every layer's MLP, without shared experts.
+
+    A router computes softmax over its `count` logits; the token goes to the `per_token` largest, whose outputs are
+    summed with the softmax's weights, divided by their own sum where `normalised`. `ffn` is the width of one expert.
+    `balance_loss` is the coefficient of the load-balancing loss that the model's config.json names.
+    """
+
+    count: int
+    per_token: int
+    ffn: int
+    normalised: bool
+    balance_loss: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture:
     """One decoder. `vocab` is the real vocabulary size (no padding), `dtype` a torch name such as "bfloat16".
 
     `windows`: the number of positions that a query of each layer sees, its own included; None where it sees all before
-    it. Empty where no layer has a window. `folder` is where it was read, for error messages only: it takes no part in
-    comparisons.
+    it. Empty where no layer has a window. `experts`: what takes the place of every MLP, whose width `ffn` then has no
+    meaning; None in a dense model. `qk_norm`: a norm over each head of queries and keys; `qk_norm_whole`: one over all
+    heads of the queries, and one over those of the keys. `post_norm`: a layer's norms are not before attention and MLP,
+    but behind them, inside the residual branch. `folder` is where it was read, for error messages only: it takes no
+    part in comparisons.
     """
 
     family: str
@@ -65,6 +85,9 @@ class Architecture:
     dtype: str
     windows: tuple[int | None, ...] = ()
     folder: str = field(default="", compare=False)
+    qk_norm_whole: bool = False
+    post_norm: bool = False
+    experts: Experts | None = None
 
     @property
     def query_size(self) -> int:
@@ -94,30 +117,65 @@ class Architecture:
             "query_size": self.query_size,
             "kv_size": self.kv_size,
             "ffn": self.ffn,
+            "experts": self.experts.count if self.experts else 0,
+            "expert_ffn": self.experts.ffn if self.experts else 0,
         }
         return tuple(sizes[dimension] for dimension in dimensions)
 
     def parameter_count(self) -> int:
         """Number of weights; a tied head counts once."""
+        return self._count(self.experts.count if self.experts else 1)
+
+    def active_parameter_count(self) -> int:
+        """Number of weights that compute one token: of the experts only those that it is sent to."""
+        return self._count(self.experts.per_token if self.experts else 1)
+
+    def _count(self, experts: int) -> int:
         projected = self.query_size + 2 * self.kv_size
         attention = self.hidden * (projected + self.query_size)
         bias = projected if self.qkv_bias else 0
         norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
-        layer = attention + bias + norms + 3 * self.hidden * self.ffn
+        norms += self.query_size + self.kv_size if self.qk_norm_whole else 0
+        router = self.hidden * self.experts.count if self.experts else 0
+        mlp = router + experts * 3 * self.hidden * (self.experts.ffn if self.experts else self.ffn)
+        layer = attention + bias + norms + mlp
         vocabulary = self.vocab * self.hidden * (1 if self.tied else 2)
         return vocabulary + self.num_layers * layer + self.hidden
 
-    def check_parallel(self, tp: int, pp: int, prefix: str = "policy.", vpp: int = 1) -> None:
-        """Refuse a tensor- or pipeline-parallel size this model cannot be cut by; `vpp`: chunks of each stage.
+    def check_layout(self, layout: ParallelLayout) -> None:
+        """Refuse a policy's layout by which this model cannot be cut.
+
+        Raises:
+            UserError: as `check_parallel`, or `ep * etp` does not divide the ranks of a pipeline stage.
+        """
+        self.check_parallel(layout.tp, layout.pp, vpp=layout.vpp, ep=layout.ep, etp=layout.etp)
+        width = layout.dp * layout.tp * layout.cp
+        if width % (layout.ep * layout.etp):
+            raise UserError(
+                f"policy.ep={layout.ep} x policy.etp={layout.etp} does not divide dp x tp x cp = {width}, the ranks of "
+                "a pipeline stage, over which experts are spread: lower policy.ep or raise policy.dp"
+            )
+
+    def check_parallel(
+        self, tp: int, pp: int, prefix: str = "policy.", vpp: int = 1, ep: int = 1, etp: int = 1
+    ) -> None:
+        """Refuse a parallel size this model cannot be cut by; `vpp`: chunks of each pipeline stage.
 
         `prefix` makes the message's keys: a table of the run file ("rollout."), or "--" of a command.
 
         Raises:
-            UserError: `tp` does not divide heads, kv_heads or ffn, `pp * vpp` does not divide num_layers, or there are
-                chunks of fewer than three stages.
+            UserError: `tp` does not divide heads, kv_heads or ffn, `pp * vpp` does not divide num_layers, there are
+                chunks of fewer than three stages, `ep` does not divide the experts or `etp` their width, or there are
+                no experts.
         """
-        for name in ("heads", "kv_heads", "ffn"):
+        for name in ("heads", "kv_heads", *(() if self.experts else ("ffn",))):
             self._check_divides(f"{prefix}tp", tp, name, getattr(self, name))
+        if self.experts:
+            self._check_divides(f"{prefix}ep", ep, "experts", self.experts.count)
+            self._check_divides(f"{prefix}etp", etp, "expert_ffn", self.experts.ffn)
+        elif ep > 1 or etp > 1:
+            model = self.folder or f"the {self.family} model"
+            raise UserError(f"{prefix}ep={ep}, {prefix}etp={etp}: {model} has no experts: set both to 1")
         self._check_divides(f"{prefix}pp", pp, "num_layers", self.num_layers)
         if vpp > 1 and pp < 3:
             # With two, a stage's neighbours are the same rank, and Megatron's messages to both sides get mixed up.
@@ -154,6 +212,12 @@ _KEYS = {
     "qkv_bias": "attention_bias (query, key, value)",
     "qk_norm": "qk_norm",
 }
+_EXPERT_KEYS = {
+    "count": "num_experts",
+    "per_token": "num_experts_per_tok",
+    "ffn": "moe_intermediate_size",
+    "normalised": "norm_topk_prob",
+}
 # The dtype is the weights' own matter, and the folder only serves messages.
 _LEFT_OUT = ("dtype", "folder")
 
@@ -161,17 +225,20 @@ _LEFT_OUT = ("dtype", "folder")
 def model_arguments(arch: Architecture) -> Arguments:
     """Return all arguments of a model, flat, by config.json's names; rotary settings each by its own.
 
-    What a model has none of is None, as an argument that an older version did not record.
+    What a model has none of is None, as an argument that an older version did not record; switches and experts, which
+    came later, are left out where there are none.
     """
     found: Arguments = {}
     for each in dataclasses.fields(arch):
         value = getattr(arch, each.name)
-        if each.name in _LEFT_OUT:
+        if each.name in _LEFT_OUT or value is each.default is False or value is each.default is None:
             continue
         if isinstance(value, RopeParameters):
             found |= {"rope_theta": value.theta, "rope_type": value.rope_type}
             for key, setting in value.scaling:
                 found[f"rope_scaling.{key}"] = list(setting) if isinstance(setting, tuple) else setting
+        elif isinstance(value, Experts):
+            found |= {key: getattr(value, name) for name, key in _EXPERT_KEYS.items()}
         else:
             found[_KEYS.get(each.name, each.name)] = list(value) or None if isinstance(value, tuple) else value
     return found

@@ -22,7 +22,7 @@ from transformers import PretrainedConfig
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.lean_transformers import AutoConfig, AutoTokenizer
-from megasharp.convert.architecture import Architecture, Dimension
+from megasharp.convert.architecture import Architecture, Dimension, Experts
 from megasharp.convert.config_text import architecture_name, check_values, read_text
 from megasharp.convert.families import FAMILIES, Family
 from megasharp.convert.families.dense_decoder import EMBEDDING, HEAD
@@ -106,11 +106,11 @@ def check_tokenizer(folder: str | Path, arch: Architecture) -> None:
 def expected_hf_shapes(family: Family, arch: Architecture) -> dict[str, tuple[int, ...]]:
     """Return name and shape of every tensor of such a model's checkpoint; a tied one has no lm_head.weight."""
     return {
-        hf_name.format(layer=layer): arch.shape(shape)
+        at.name(hf_name): arch.shape(shape)
         for rule in family.present(arch)
         if rule.exported
         for hf_name, shape in zip(rule.hf, rule.shapes, strict=True)
-        for layer in range(arch.num_layers if rule.stage == "layer" else 1)
+        for at in family.locations(arch, rule)
     }
 
 
@@ -232,6 +232,7 @@ class HFReader:
 
 
 _LAYER = re.compile(r"(?<=^model\.layers\.)\d+(?=\.)")
+_EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 
 
 def keys_of_shape(family: Family, arch: Architecture, name: str, found: tuple[int, ...]) -> str:
@@ -239,7 +240,7 @@ def keys_of_shape(family: Family, arch: Architecture, name: str, found: tuple[in
 
     Example: "num_key_value_heads=4 x head_dim=16".
     """
-    head_dim = f"head_dim={arch.head_dim}"
+    head_dim, experts = f"head_dim={arch.head_dim}", arch.experts or Experts(0, 0, 0, True)
     keys: dict[Dimension, str] = {
         "vocab": f"vocab_size={arch.vocab}",
         "hidden": f"hidden_size={arch.hidden}",
@@ -247,8 +248,10 @@ def keys_of_shape(family: Family, arch: Architecture, name: str, found: tuple[in
         "query_size": f"num_attention_heads={arch.heads} x {head_dim}",
         "kv_size": f"num_key_value_heads={arch.kv_heads} x {head_dim}",
         "ffn": f"intermediate_size={arch.ffn}",
+        "experts": f"{'num_local_experts' if arch.family == 'mixtral' else 'num_experts'}={experts.count}",
+        "expert_ffn": f"moe_intermediate_size={experts.ffn}",
     }
-    pattern = _LAYER.sub("{layer}", name)
+    pattern = _EXPERT.sub("{expert}", _LAYER.sub("{layer}", name))
     shapes = {hf: shape for rule in family.present(arch) for hf, shape in zip(rule.hf, rule.shapes, strict=True)}
     dimensions = shapes[pattern]
     sizes = arch.shape(dimensions)
@@ -302,22 +305,22 @@ def megatron_tensor(
     tp_size: int,
     vocab_multiple: int = 1,
 ) -> Tensor:
-    """Make one rank's value of the Megatron parameter `name` (global layer number), in the checkpoint's dtype.
+    """Make one rank's value of the Megatron parameter `name` (numbers over the whole model), in the checkpoint's dtype.
 
-    Contiguous and in memory of its own. Vocabulary rows are padded with zeros to
-    `padded_vocab(arch.vocab, tp_size, vocab_multiple)`.
+    The rank is `tp_rank` of `tp_size` that share it; an expert's are those of expert tensor parallelism. Contiguous and
+    in memory of its own. Vocabulary rows are padded with zeros to `padded_vocab(arch.vocab, tp_size, vocab_multiple)`.
 
     Raises:
         KeyError: the model has no such parameter.
         UserError: the checkpoint cannot be read.
     """
-    rule, layer = family.rule_for(arch, name)
-    tensors = [reader.tensor(hf_name.format(layer=layer)) for hf_name in rule.hf]
+    rule, at = family.rule_for(arch, name)
+    tensors = [reader.tensor(at.name(hf_name)) for hf_name in rule.hf]
     return rule.shard(tensors, arch, Shard(tp_rank, tp_size, vocab_multiple))
 
 
 def hf_tensors(family: Family, arch: Architecture, name: str, shards: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
-    """Make the Hugging Face tensors that the Megatron parameter `name` (global layer number) stands for.
+    """Make the Hugging Face tensors that the Megatron parameter `name` (numbers over the whole model) stands for.
 
     `shards` are all tensor-parallel ranks' values in rank order; of a replicated parameter one suffices.
     A tied model's `output_layer.weight` gives none. The result may share memory with `shards`.
@@ -325,22 +328,23 @@ def hf_tensors(family: Family, arch: Architecture, name: str, shards: Sequence[T
     Raises:
         KeyError: the model has no such parameter.
     """
-    rule, layer = family.rule_for(arch, name)
+    rule, at = family.rule_for(arch, name)
     if not rule.exported:
         return []
     merged = rule.merge(shards, arch)
     for tensor, shape in zip(merged, rule.shapes, strict=True):
         assert tuple(tensor.shape) == arch.shape(shape), f"{name}: {tuple(tensor.shape)}"
-    return [(hf_name.format(layer=layer), tensor) for hf_name, tensor in zip(rule.hf, merged, strict=True)]
+    return [(at.name(hf_name), tensor) for hf_name, tensor in zip(rule.hf, merged, strict=True)]
 
 
 def hf_views(family: Family, arch: Architecture, name: str, parameter: Tensor, part: Shard) -> Iterator[TensorView]:
-    """Yield the parts of Hugging Face tensors in one rank's contiguous Megatron parameter `name` (global layer number).
+    """Yield the parts of Hugging Face tensors in one rank's contiguous Megatron parameter `name`.
 
-    A tied model's `output_layer.weight` gives nothing. Raises KeyError where the model has no such parameter.
+    Numbers in the name are those of the whole model. A tied model's `output_layer.weight` gives nothing. Raises
+    KeyError where the model has no such parameter.
     """
-    rule, layer = family.rule_for(arch, name)
+    rule, at = family.rule_for(arch, name)
     if rule.exported:
-        names = [hf_name.format(layer=layer) for hf_name in rule.hf]
+        names = [at.name(hf_name) for hf_name in rule.hf]
         for view in rule.views(parameter, arch, part):
             yield TensorView(names[view.number], view.dim, view.start, view.values)

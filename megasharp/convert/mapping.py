@@ -64,8 +64,9 @@ def padded_vocab(vocab: int, tp: int, multiple: int = 1) -> int:
 class Rule(ABC):
     """One parameter: its Megatron name, its Hugging Face name(s) and their symbolic shapes.
 
-    `{layer}` in a name stands for the global layer number. `aliases` are further Megatron names of the same
-    tensor, `when` says which architectures have the parameter, and `exported` is False for a copy that only
+    `{layer}` in a name stands for the global layer number, `{expert}` for the expert's; there is a parameter for each.
+    Ranks of expert tensor parallelism share an expert. `aliases` are further Megatron names of the same tensor, `when`
+    says which architectures have the parameter, and `exported` is False for a copy that only
     Megatron holds of a tensor another rule exports.
     """
 
@@ -75,6 +76,11 @@ class Rule(ABC):
     aliases: tuple[str, ...] = ()
     when: Callable[[Architecture], bool] = always
     exported: bool = True
+
+    @property
+    def of_expert(self) -> bool:
+        """True where every expert has such a parameter."""
+        return "{expert}" in self.megatron
 
     @property
     def stage(self) -> Literal["first", "layer", "last"]:
@@ -143,6 +149,23 @@ class VocabularySplit(Rule):
             yield View(0, 0, first, parameter[:real])
 
 
+class RowSplit(Rule):
+    """Rows split over ranks: a weight for each output of queries or keys, whose heads a rank has a run of."""
+
+    def shard(self, tensors: Sequence[Tensor], arch: Architecture, part: Shard) -> Tensor:
+        """This rank's rows."""
+        (whole,) = tensors
+        return _copy(whole.narrow(0, *part.rows_of(whole.shape[0])))
+
+    def merge(self, shards: Sequence[Tensor], arch: Architecture) -> tuple[Tensor, ...]:
+        """All rows, in rank order."""
+        return (_joined(shards, dim=0),)
+
+    def views(self, parameter: Tensor, arch: Architecture, part: Shard) -> Iterator[View]:
+        """This rank's rows."""
+        yield View(0, 0, part.rank * parameter.shape[0], parameter)
+
+
 class ColumnSplit(Rule):
     """Input columns split over ranks: the second linear map of attention and of the MLP."""
 
@@ -196,7 +219,7 @@ class GatedMLP(Rule):
     def shard(self, tensors: Sequence[Tensor], arch: Architecture, part: Shard) -> Tensor:
         """This rank's gate rows on top of its up rows."""
         gate, up = tensors
-        rows = part.rows_of(arch.ffn)
+        rows = part.rows_of(gate.shape[0])
         return _concatenated([gate.narrow(0, *rows), up.narrow(0, *rows)], dim=0)
 
     def merge(self, shards: Sequence[Tensor], arch: Architecture) -> tuple[Tensor, ...]:

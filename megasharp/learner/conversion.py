@@ -201,11 +201,11 @@ class MegatronWeights:
         for parameter in self._pieces.pieces:
             if self.lora is None or target_of(parameter) not in self.lora.targets:
                 continue
-            rule, layer = self.family.rule_for(self.architecture, parameter)
+            rule, at = self.family.rule_for(self.architecture, parameter)
             a, b = self._adapter(parameter)
             # A fused projection is several of Hugging Face's: A has their rows in turn, B is cut as the weight is.
             parts = zip(rule.hf, a.chunk(len(rule.hf)), rule.merge([b], self.architecture), strict=True)
-            yield from ((name.format(layer=layer), one_a, one_b) for name, one_a, one_b in parts)
+            yield from ((at.name(name), one_a, one_b) for name, one_a, one_b in parts)
 
     def _adapter(self, parameter: str) -> tuple[Tensor, Tensor]:
         module = parameter.removesuffix(".weight")

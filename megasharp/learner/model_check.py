@@ -15,6 +15,7 @@ from megatron.core.models.gpt import GPTModel
 
 from megasharp.common.errors import UserError
 from megasharp.convert.architecture import Architecture
+from megasharp.learner.norms import NormedAdd, WholeNormAttention
 
 # (config.json's key, its value or None where it is silent, the model's)
 _Compared = tuple[str, object, object]
@@ -23,7 +24,12 @@ _TYPES_WITH_QKV_BIAS = ("qwen2",)
 _TYPES_WITH_QK_NORM = ("qwen3", "qwen3_moe")
 # Their head_dim has a default of its own, whatever the other sizes are.
 _TYPES_WITH_OWN_HEAD_DIM = ("qwen3", "ministral")
-_TYPES_WITH_A_WINDOW_EVERYWHERE = ("mistral",)
+_TYPES_WITH_QK_NORM_WHOLE = ("olmo2",)
+_TYPES_WITH_POST_NORM = ("olmo2",)
+_TYPES_WITH_A_WINDOW_EVERYWHERE = ("mistral", "mixtral")
+# Mixtures of experts whose router divides the chosen experts' weights by their sum, and whose experts are as wide as
+# `intermediate_size`, without keys that say so.
+_TYPES_WITH_NORMALISED_EXPERTS = ("mixtral",)
 
 
 def check_model(model: GPTModel, arch: Architecture, config_file: Path) -> None:
@@ -60,9 +66,27 @@ def _transformer(model: GPTModel, raw: Mapping[str, Any]) -> Iterator[_Compared]
     qkv_bias = True if raw.get("model_type") in _TYPES_WITH_QKV_BIAS else raw.get("attention_bias")
     yield "attention_bias", qkv_bias, config.add_qkv_bias
     yield "qk_norm", raw.get("model_type") in _TYPES_WITH_QK_NORM, config.qk_layernorm
+    layer = model.decoder.layers[0]
+    whole = isinstance(layer.self_attention, WholeNormAttention)
+    yield "qk_norm_whole", raw.get("model_type") in _TYPES_WITH_QK_NORM_WHOLE, whole
+    yield "post_norm", raw.get("model_type") in _TYPES_WITH_POST_NORM, isinstance(layer.mlp_bda, NormedAdd)
     yield "mlp_bias", raw.get("mlp_bias"), config.add_bias_linear
+    if config.num_moe_experts is not None:
+        yield from _experts(model, raw)
     windows = [layer.self_attention.core_attention.window for layer in model.decoder.layers]
     yield "windows (sliding_window, layer_types)", _windows(raw), windows
+
+
+def _experts(model: GPTModel, raw: Mapping[str, Any]) -> Iterator[_Compared]:
+    config, normalised = model.config, raw.get("model_type") in _TYPES_WITH_NORMALISED_EXPERTS
+    count = raw.get("num_experts", raw.get("num_local_experts"))
+    yield "num_experts", count, config.num_moe_experts
+    yield "num_experts_per_tok", raw.get("num_experts_per_tok"), config.moe_router_topk
+    width = raw.get("intermediate_size") if normalised else raw.get("moe_intermediate_size")
+    yield "moe_intermediate_size", width, config.moe_ffn_hidden_size
+    yield "norm_topk_prob", True if normalised else raw.get("norm_topk_prob"), not config.moe_router_pre_softmax
+    experts = [len(layer.mlp.experts.local_experts) for layer in model.decoder.layers]
+    yield "experts in every layer", count and [count] * len(experts), experts
 
 
 def _head_dim(raw: Mapping[str, Any]) -> object:

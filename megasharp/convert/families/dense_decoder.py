@@ -5,8 +5,8 @@ from __future__ import annotations
 from transformers import PretrainedConfig
 
 from megasharp.common.errors import UserError
-from megasharp.convert.architecture import Architecture, RopeParameters
-from megasharp.convert.mapping import ColumnSplit, FusedQKV, GatedMLP, Replicated, Rule, VocabularySplit
+from megasharp.convert.architecture import Architecture, Dimension, Experts, RopeParameters
+from megasharp.convert.mapping import ColumnSplit, FusedQKV, GatedMLP, Replicated, RowSplit, Rule, VocabularySplit
 
 LAYER = "decoder.layers.{layer}."
 HF_LAYER = "model.layers.{layer}."
@@ -14,6 +14,7 @@ HF_LAYER = "model.layers.{layer}."
 # Frequencies of the other types change with the sequence length; a training step has one fixed table.
 _ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
+_PROJECTED: tuple[tuple[str, Dimension], ...] = (("q", "query_size"), ("k", "kv_size"))
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -34,6 +35,8 @@ VOCABULARY: tuple[Rule, ...] = (
     VocabularySplit("output_layer.weight", (EMBEDDING,), (("vocab", "hidden"),), when=_tied, exported=False),
 )
 
+FINAL_NORM = Replicated("decoder.final_layernorm.weight", ("model.norm.weight",), (("hidden",),))
+
 # Transformer Engine fuses a norm into the linear map behind it: the alias is the weight's name there.
 NORMS: tuple[Rule, ...] = (
     Replicated(
@@ -48,7 +51,22 @@ NORMS: tuple[Rule, ...] = (
         (("hidden",),),
         aliases=(LAYER + "mlp.linear_fc1.layer_norm_weight",),
     ),
-    Replicated("decoder.final_layernorm.weight", ("model.norm.weight",), (("hidden",),)),
+    FINAL_NORM,
+)
+
+# Nothing is fused: no linear map follows them.
+POST_NORMS: tuple[Rule, ...] = (
+    Replicated(
+        LAYER + "self_attn_bda.norm.weight",
+        (HF_LAYER + "post_attention_layernorm.weight",),
+        (("hidden",),),
+    ),
+    Replicated(
+        LAYER + "mlp_bda.norm.weight",
+        (HF_LAYER + "post_feedforward_layernorm.weight",),
+        (("hidden",),),
+    ),
+    FINAL_NORM,
 )
 
 ATTENTION: tuple[Rule, ...] = (
@@ -81,6 +99,15 @@ QK_NORM: tuple[Rule, ...] = tuple(
     for x in "qk"
 )
 
+QK_NORM_WHOLE: tuple[Rule, ...] = tuple(
+    RowSplit(
+        LAYER + f"self_attention.{x}_norm.weight",
+        (HF_LAYER + f"self_attn.{x}_norm.weight",),
+        ((size,),),
+    )
+    for x, size in _PROJECTED
+)
+
 GATED_MLP: tuple[Rule, ...] = (
     GatedMLP(
         LAYER + "mlp.linear_fc1.weight",
@@ -102,8 +129,11 @@ def read_decoder(
     qkv_bias: bool = False,
     qk_norm: bool = False,
     windows: tuple[int | None, ...] = (),
+    experts: Experts | None = None,
+    qk_norm_whole: bool = False,
+    post_norm: bool = False,
 ) -> Architecture:
-    """Read the Architecture of a Llama-like config; `windows` as the family reads them.
+    """Read the Architecture of a Llama-like config; `windows` and `experts` as the family reads them.
 
     Raises:
         UserError: the config asks for something these decoders are not built with here.
@@ -129,7 +159,10 @@ def read_decoder(
         qk_norm=qk_norm,
         dtype=_dtype_name(config),
         windows=windows if any(windows) else (),
+        experts=experts,
         folder=str(config.name_or_path),
+        qk_norm_whole=qk_norm_whole,
+        post_norm=post_norm,
     )
 
 

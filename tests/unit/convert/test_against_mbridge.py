@@ -16,5 +16,7 @@ def test_every_parameter_is_what_mbridge_makes_of_the_checkpoint() -> None:
     done = subprocess.run([sys.executable, str(TOOL)], capture_output=True, text=True, check=False, timeout=HANG_S)
     found = re.findall(r"^(\w+(?:, tied)?): (\d+) parameters and settings, (\d+) differ$", done.stdout, re.MULTILINE)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert [name for name, _, _ in found] == ["qwen2", "qwen3", "llama", "qwen2, tied", "qwen3, tied"]
+    assert [name for name, _, _ in found] == [
+        "qwen2", "qwen3", "llama", "qwen3_moe", "mixtral", "qwen2, tied", "qwen3, tied",
+    ]  # fmt: skip
     assert all(int(compared) > 20 and int(differ) == 0 for _, compared, differ in found), done.stdout

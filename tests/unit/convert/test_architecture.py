@@ -54,6 +54,11 @@ def test_qwen2_derives_head_dim_and_has_biases(save_model) -> None:
     assert (arch.head_dim, arch.qkv_bias, arch.qk_norm, arch.dtype) == (6, True, False, "float32")
 
 
+def test_olmo2_has_its_norms_behind_and_over_all_heads(save_model) -> None:
+    _, _, arch = read_config(save_model("olmo2"))
+    assert (arch.head_dim, arch.qk_norm, arch.qk_norm_whole, arch.post_norm) == (6, False, True, True)
+
+
 PATTERN = ["full_attention", "sliding_attention", "sliding_attention"]
 
 
@@ -156,6 +161,8 @@ def test_list_valued_rope_settings_come_back_as_lists() -> None:
         ("llama", {"attention_bias": True}, "attention_bias=True"),
         ("llama", {"mlp_bias": True}, "mlp_bias=True"),
         ("mistral", {"hidden_act": "gelu"}, "hidden_act=gelu"),
+        ("olmo2", {"attention_bias": True}, "attention_bias=True"),
+        ("olmo2", {"head_dim": 8}, "head_dim=8"),
         ("qwen2", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type=dynamic"),
         ("qwen3", {"num_key_value_heads": 3}, "num_key_value_heads=3"),
     ],

@@ -11,6 +11,7 @@ from megasharp.common.errors import UserError
 from megasharp.convert.architecture import (
     ARGUMENTS_FILE,
     Architecture,
+    Experts,
     check_arguments,
     model_arguments,
     read_arguments,
@@ -47,9 +48,21 @@ def test_every_field_of_an_architecture_counts(arch: Architecture, tmp_path: Pat
     recorded = model_arguments(arch)
     for name in fields - {"rope_parameters"}:
         value = getattr(arch, name)
-        other = (9, 9, 9) if name == "windows" else "another" if name == "family" else value + 1
+        others = {"windows": (9, 9, 9), "family": "another", "experts": Experts(4, 2, 8, True)}
+        other = others[name] if name in others else value + 1
         with pytest.raises(UserError, match="does not describe the weights in"):
             check_arguments(tmp_path, dataclasses.replace(arch, **{name: other}), tmp_path, recorded)
+
+
+def test_a_record_of_a_version_without_a_switch_fits_a_model_without(save_model, tmp_path: Path) -> None:
+    recorded = model_arguments(read_config(save_model("qwen3"))[2])
+    assert recorded.keys().isdisjoint({"qk_norm_whole", "post_norm"})
+    _, _, arch = read_config(save_model("olmo2"))
+    for name in ("qk_norm_whole", "post_norm"):
+        older = {key: value for key, value in model_arguments(arch).items() if key != name}
+        check_arguments(tmp_path, dataclasses.replace(arch, **{name: False}), tmp_path, older)
+        with pytest.raises(UserError, match=f": {name}=True, recorded None: restore"):
+            check_arguments(tmp_path, arch, tmp_path, older)
 
 
 def test_each_rope_setting_is_named(save_model, tmp_path: Path) -> None:

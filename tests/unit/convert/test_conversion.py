@@ -44,7 +44,7 @@ def edit_json(path: Path, **values: object) -> None:
 
 
 @each_case("dtype", ["float32", "bfloat16"])
-@each_case("family", ["qwen3", "qwen2"])
+@each_case("family", ["qwen3", "qwen2", "olmo2"])
 def test_there_and_back(save_model, tmp_path: Path, family: str, dtype: str) -> None:
     from transformers import AutoModelForCausalLM
 

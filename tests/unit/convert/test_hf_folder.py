@@ -106,10 +106,11 @@ def test_unsupported_architecture_names_the_supported_ones(save_model) -> None:
     edit_json(folder / "config.json", architectures=["GPT2LMHeadModel"], model_type="gpt2")
     assert error_of(folder) == (
         f"{folder}/config.json: architecture GPT2LMHeadModel is not supported "
-        "(supported: LlamaForCausalLM, MinistralForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)"
+        "(supported: LlamaForCausalLM, MinistralForCausalLM, MistralForCausalLM, MixtralForCausalLM, "
+        "Olmo2ForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM)"
     )
-    edit_json(folder / "config.json", architectures=["Qwen3MoeForCausalLM"], num_experts=128)
-    assert "architecture Qwen3MoeForCausalLM, a mixture of experts, is not supported (" in error_of(folder)
+    edit_json(folder / "config.json", architectures=["Qwen2MoeForCausalLM"], num_experts=60)
+    assert "architecture Qwen2MoeForCausalLM, a mixture of experts, is not supported (" in error_of(folder)
 
 
 def test_missing_and_broken_weight_files(save_model) -> None:

@@ -31,7 +31,7 @@ def data_start(path: Path) -> int:
 
 @each_case("limit", [5 * 1024**3, 4000])
 @each_case("tied", [True, False])
-@each_case("family", ["qwen3", "qwen2"])
+@each_case("family", ["qwen3", "qwen2", "olmo2"])
 def test_transformers_loads_the_same_model(save_model, make_model, family: str, tied: bool, limit: int) -> None:
     from transformers import AutoModelForCausalLM
 

@@ -46,6 +46,7 @@ LLAMA3 = {
         ("mistral", {"sliding_window": 8}),
         ("mistral", {"sliding_window": None}),
         ("ministral", {"sliding_window": 8, "layer_types": KINDS}),
+        ("olmo2", {}),
     ],
 )
 def test_the_families_are_read_rightly(save_model, family: str, settings: dict[str, object]) -> None:
@@ -95,6 +96,8 @@ def test_keys_left_to_transformers_defaults_are_no_contradiction(
         ("tied", True, "tie_word_embeddings=False"),
         ("qkv_bias", True, "attention_bias=False"),
         ("qk_norm", False, "qk_norm=True"),
+        ("qk_norm_whole", True, "qk_norm_whole=False but the Megatron model has True"),
+        ("post_norm", True, "post_norm=False but the Megatron model has True"),
         ("max_positions", 65, "max_position_embeddings=64"),
         ("windows", (4, None, None), "windows (sliding_window, layer_types)=[None, None, None]"),
         ("rope_parameters", RopeParameters(1e6), "rope_theta=10000.0"),
@@ -107,6 +110,12 @@ def test_each_argument_that_is_read_wrongly_is_named(save_model, field: str, val
         check(folder, **{field: value})
     assert key in str(caught.value)
     assert str(caught.value).startswith(f"{folder / 'config.json'}: ")
+
+
+@each_case("field", ["qk_norm_whole", "post_norm"])
+def test_norms_in_another_place_are_found(save_model, field: str) -> None:
+    with pytest.raises(UserError, match=f"{field}=True but the Megatron model has False"):
+        check(save_model("olmo2"), **{field: False})
 
 
 def test_rope_settings_are_compared_one_by_one(save_model) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from megasharp.common.errors import UserError
 from megasharp.learner.conversion import hf_to_megatron, megatron_to_hf
 from megasharp.learner.verification import Probe, Verification, verify
+from tests.unit.families import CLASSES
 
 PROBE = Probe(tokens=24)
 DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -42,7 +43,7 @@ def text(found: Verification) -> str:
     return "\n".join(found.lines)
 
 
-@each_case("family", ["qwen3", "qwen2", "llama", "mistral", "ministral"])
+@each_case("family", CLASSES)
 @each_case("tied", [True, False])
 def test_a_converted_model_is_the_same_to_the_logits(save_model, tmp_path: Path, family: str, tied: bool) -> None:
     # Shorter than the sequences, where a family has windows.
