@@ -25,7 +25,8 @@ from megasharp.algos.base import Needs, OldLogp
 from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.recipe import Recipe
 from megasharp.batching.packing import PackLayout, pack, row_multiple
-from megasharp.common.records import GenerateRequest, ParallelLayout, SamplingParams, Sequence
+from megasharp.common.layout import ParallelLayout
+from megasharp.common.records import GenerateRequest, SamplingParams, Sequence
 from megasharp.config.policy import PolicyConfig
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import CONFIG_FILE

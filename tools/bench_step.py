@@ -47,7 +47,8 @@ from megasharp.batching.delivery import shares_of, updates_of
 from megasharp.batching.packing import PackLayout, pack, row_multiple
 from megasharp.common.errors import UserError
 from megasharp.common.group_environment import compute_capability, in_order
-from megasharp.common.records import MicroBatch, ParallelLayout, StepBatch, StepStats, as_dtype
+from megasharp.common.layout import ParallelLayout
+from megasharp.common.records import MicroBatch, StepBatch, StepStats, as_dtype
 from megasharp.common.records import Sequence as TrainSequence
 from megasharp.config.policy import (
     AttentionName,

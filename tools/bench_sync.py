@@ -36,7 +36,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from megasharp.common.errors import UserError
-from megasharp.common.records import ParallelLayout, as_dtype
+from megasharp.common.layout import ParallelLayout
+from megasharp.common.records import as_dtype
 from megasharp.config.policy import PolicyConfig
 from megasharp.config.rollout import SyncConfig
 from megasharp.convert.hf_folder import TensorView, expected_hf_shapes, read_config

@@ -45,8 +45,9 @@ from megasharp.batching.delivery import Update, annotated, opened, shares_of, up
 from megasharp.batching.packing import PackLayout, pack
 from megasharp.batching.share import Share
 from megasharp.batching.views import Annotation, Kept
-from megasharp.common.records import ParallelLayout, StepBatch
+from megasharp.common.layout import ParallelLayout
 from megasharp.common.records import Sequence as TrainSequence
+from megasharp.common.records import StepBatch
 from megasharp.learner.learner import POLICY, RankLearner
 from megasharp.learner.ranks.messages import Message, Shared, receive, send
 from megasharp.learner.ranks.processes import Call

@@ -31,12 +31,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from megasharp.algos.base import Needs
 from megasharp.batching.planning import plan
-from megasharp.common.records import ParallelLayout, Segments
+from megasharp.common.layout import ParallelLayout
+from megasharp.common.records import Segments
 from megasharp.config.policy import PolicyConfig
 from megasharp.convert.hf_folder import read_config
 from megasharp.learner import attention
-from megasharp.learner.layer_spec import RMSNorm, SwiGLU
+from megasharp.learner.layer_spec import SwiGLU
 from megasharp.learner.learner import POLICY, LearnerSettings, Rank
+from megasharp.learner.norms import RMSNorm
 from megasharp.learner.packed import packed_rows
 from megasharp.learner.parallel import meet
 from megasharp.planner.formulas import packing_flops

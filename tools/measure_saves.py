@@ -29,7 +29,8 @@ from megasharp.algos.base import Needs
 from megasharp.algos.dlc import cross_entropy_recipe
 from megasharp.batching.packing import PackLayout, pack
 from megasharp.checkpoint.store import CheckpointStore, RunState, Writing
-from megasharp.common.records import ParallelLayout, Sequence, StepBatch
+from megasharp.common.layout import ParallelLayout
+from megasharp.common.records import Sequence, StepBatch
 from megasharp.config.policy import OptimizerConfig, PolicyConfig
 from megasharp.convert.hf_folder import expected_hf_shapes, read_config
 from megasharp.convert.hf_write import write_hf_folder

@@ -24,6 +24,7 @@ FILES = (
     "context",
     "conversion",
     "data_only",
+    "experts",
     "hf_parity",
     "learner",
     "lora",

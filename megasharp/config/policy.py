@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from megasharp.common.layout import ParallelLayout
 from megasharp.common.section import LEFT_OPEN, DerivedInt, Section
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
@@ -18,6 +19,7 @@ Fp8Recipe = Literal["tensorwise", "blockwise"]
 OffloadedPart = Literal["weights", "gradients", "optimizer"]
 Wanted = Literal["auto"] | bool
 AttentionName = Literal["auto", "fa2", "fa3", "fa4", "te"]
+Dispatcher = Literal["alltoall", "allgather", "deepep"]
 
 
 class ModelConfig(Section):
@@ -122,6 +124,31 @@ class LoraConfig(Section):
         return self.alpha / self.rank
 
 
+class ExpertsConfig(Section):
+    """Training of a mixture of experts; dense models read nothing of it."""
+
+    dispatcher: Dispatcher = Field(
+        default="alltoall",
+        description="Way of tokens to the ranks of their experts. alltoall sends each token to the ranks that need it; "
+        "allgather sends all tokens to all ranks, which can pay where a token has nearly as many experts as there are "
+        "ranks; deepep is the DeepEP package's exchange, for GPUs where it is installed.",
+    )
+    balance_loss: float | Literal["model"] = Field(
+        default=0.0,
+        description="Coefficient of the load-balancing loss, which rewards routers that use all experts alike. 0: "
+        "none. It is off in RL, because its gradient follows the counts of tokens and not the reward, moves the "
+        "routers even where all advantages are zero, and so widens the gap to the engines. model: as config.json's "
+        "router_aux_loss_coef. Raise it when experts/load_max shows a few experts with most of the tokens.",
+    )
+    replay: bool = Field(
+        default=False,
+        description="Routing replay (R3, arXiv 2510.11370): each token goes to the experts that it went to while the "
+        "engine sampled it, in the passes before the update and in the update. The routers' weights of these experts "
+        "are the policy's own and get gradients. Turn it on when engine/logp_diff is larger than a dense model's, or "
+        "runs collapse. An engine's answer is longer by one number for each layer, expert and token.",
+    )
+
+
 class PolicyConfig(Section):
     """The policy under training and how it is split over ranks; dp follows from the world size.
 
@@ -169,6 +196,21 @@ class PolicyConfig(Section):
         ge=1,
         description="Number of ranks that share each sequence (context parallelism). Raise it for long responses "
         "whose activations do not fit on one GPU.",
+    )
+    ep: int = Field(
+        default=1,
+        ge=1,
+        description="Number of ranks that share each layer's experts, whole experts each (expert parallelism). It must "
+        "divide the number of experts, and ep x etp must divide dp x tp x cp: the experts are spread over ranks that "
+        "otherwise hold the same or share a layer. Raise it when the experts do not fit on one GPU, within a node "
+        "first. 1 for a dense model.",
+    )
+    etp: int = Field(
+        default=1,
+        ge=1,
+        description="Number of ranks that share each expert (expert tensor parallelism). It must divide the experts' "
+        "width. Raise it only where ep alone is not enough: small experts compute slowly in parts. 1 for a dense "
+        "model.",
     )
     micro_batch_tokens: DerivedInt = Field(
         default=LEFT_OPEN,
@@ -234,6 +276,9 @@ class PolicyConfig(Section):
         description="Low-rank adapters, trained while all other weights stay frozen. Checkpoints hold the adapters; "
         "the engines get merged weights. null: all weights are trained.",
     )
+    experts: ExpertsConfig = Field(
+        default=ExpertsConfig(), description="Routing in a mixture of experts; dense models have none."
+    )
     offload: list[OffloadedPart] = Field(
         default=[],
         description="Parts of the policy that leave the GPU while co-located SGLang engines sample: weights, "
@@ -248,6 +293,11 @@ class PolicyConfig(Section):
     )
 
     @property
+    def layout(self) -> ParallelLayout:
+        """The split over ranks; a `dp` that is left open counts as 1."""
+        return ParallelLayout(self.dp or 1, self.tp, self.pp, self.cp, self.vpp, self.ep, self.etp)
+
+    @property
     def ranks(self) -> int:
         """The number of ranks; a `dp` that is left open counts as 1, which it is wherever ranks are placed."""
-        return (self.dp or 1) * self.tp * self.pp * self.cp
+        return self.layout.world

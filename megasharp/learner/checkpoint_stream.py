@@ -42,6 +42,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, T
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from megasharp.common.errors import UserError, one_line
+from megasharp.convert.families.family import is_of_expert
 from megasharp.learner.data_only import refusal_of
 from megasharp.learner.sharded_state import METADATA
 
@@ -109,7 +110,8 @@ def cut(model: GPTModel, tp: int = 1) -> Cut:
             objects.append(entry)
         else:
             parameter, whole = parameters[name], _pieces(name, entry)
-            if getattr(parameter, "tensor_model_parallel", False):
+            # Experts are pieces already, which ranks hold whole.
+            if getattr(parameter, "tensor_model_parallel", False) and not is_of_expert(name):
                 axis = int(parameter.partition_dim)
                 pieces[name] = [run for piece in whole for run in piece.split(axis, tp)]
             else:

@@ -17,10 +17,12 @@ import ctypes
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from megatron.core.tensor_parallel import mappings
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -242,6 +244,10 @@ def _itself(self: Any, *args: object, **kwargs: object) -> Any:
     return self
 
 
+def _on_cpu(tensor: Any, as_numpy: bool = False, **kwargs: object) -> Any:
+    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+
 def _get_rng_state(*args: object, **kwargs: object) -> torch.Tensor:
     return torch.get_rng_state()
 
@@ -250,6 +256,8 @@ def _set_rng_state(new_state: torch.Tensor, *args: object, **kwargs: object) -> 
     torch.set_rng_state(new_state)
 
 
+_gather_equal = mappings._gather_along_first_dim
+_reduce_scatter_equal = mappings._reduce_scatter_along_first_dim
 _tensor_matmul = torch.Tensor.matmul
 _tensor_type = torch.Tensor.type
 
@@ -293,8 +301,37 @@ _CUDA_ROUTES: dict[str, Any] = {
 }
 
 
+def _gather(
+    input_: Tensor, group: dist.ProcessGroup, output_split_sizes: Sequence[int] | None = None, *args: Any, **kwargs: Any
+) -> Tensor:
+    """Gather parts of unequal lengths, which gloo cannot, by filling all up to the longest."""
+    if output_split_sizes is None or group.size() == 1:
+        whole: Tensor = _gather_equal(input_, group, output_split_sizes, *args, **kwargs)
+        return whole
+    lengths = [int(length) for length in output_split_sizes]
+    filled = input_.new_zeros(max(lengths), *input_.shape[1:])
+    filled[: len(input_)] = input_
+    parts = [torch.empty_like(filled) for _ in lengths]
+    dist.all_gather(parts, filled, group=group)
+    return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
+
+
+def _reduce_scatter(
+    input_: Tensor, group: dist.ProcessGroup, input_split_sizes: Sequence[int] | None = None, *args: Any, **kwargs: Any
+) -> Tensor:
+    """Sum parts of unequal lengths over ranks and keep this rank's: gloo cannot scatter them."""
+    if input_split_sizes is None or group.size() == 1:
+        own: Tensor = _reduce_scatter_equal(input_, group, input_split_sizes, *args, **kwargs)
+        return own
+    total = input_.clone()
+    dist.all_reduce(total, group=group)
+    part: Tensor = torch.split(total, [int(length) for length in input_split_sizes])[group.rank()]
+    return part.contiguous()
+
+
 def _routes() -> list[tuple[Any, str, Any]]:
     import megatron.core.tensor_parallel.random as megatron_random
+    import megatron.core.transformer.moe.token_dispatcher as token_dispatcher
 
     return [
         *((torch.cuda, name, value) for name, value in _CUDA_ROUTES.items()),
@@ -305,17 +342,15 @@ def _routes() -> list[tuple[Any, str, Any]]:
         (torch.Tensor, "cuda", _itself),
         (torch.Tensor, "type", _type),
         (torch.nn.Module, "cuda", _itself),
+        # It leaves what is on the CPU as it is, though its callers want NumPy's arrays.
+        (token_dispatcher, "maybe_move_tensor_to_cpu", _on_cpu),
+        # Parts of experts get tokens by number.
+        (mappings, "_gather_along_first_dim", _gather),
+        (mappings, "_reduce_scatter_along_first_dim", _reduce_scatter),
         # These two are captured at import, so routing torch.cuda does not reach them.
         (megatron_random, "_get_cuda_rng_state", _get_rng_state),
         (megatron_random, "_set_cuda_rng_state", _set_rng_state),
     ]
-
-
-def _passes() -> list[tuple[Any, str, Any]]:
-    """List the schedules' passes of one micro-batch: thousands of calls of torch, a microsecond each in the mode."""
-    import megatron.core.pipeline_parallel.schedules as schedules
-
-    return [(schedules, name, _without_mode(getattr(schedules, name))) for name in ("forward_step", "backward_step")]
 
 
 _active = threading.local()
@@ -336,8 +371,12 @@ def beside_cuda() -> Iterator[None]:
     if getattr(_active, "on", False):
         yield
         return
+    import megatron.core.pipeline_parallel.schedules as schedules
+
+    # A micro-batch's passes make thousands of calls of torch, which take a microsecond more each in the mode.
+    passes = [(schedules, name, _without_mode(getattr(schedules, name))) for name in ("forward_step", "backward_step")]
     with contextlib.ExitStack() as stack:
-        for owner, name, value in [*_routes(), *_passes()]:
+        for owner, name, value in [*_routes(), *passes]:
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
         stack.enter_context(_CudaToCpu())

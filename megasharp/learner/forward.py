@@ -229,10 +229,23 @@ class Passes:
     ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, MicroResult]]]:
         planned = next(micro_batches)
         device = self._frequencies[0].device
-        micro, share = moved(planned, device), moved(rank_share(planned, *context_place()), device)
+        share = moved(rank_share(planned, *context_place()), device)
+        if share.experts is not None and device.type != "cpu":
+            # The share has this rank's part, and nothing reads the others'.
+            planned = dataclasses.replace(planned, experts_PLK=None)
+        micro = moved(planned, device)
         cos, sin = rotary_tables(*self._frequencies, share.positions_L)
         # From segments on the CPU, so that planning attention need not wait for the GPU to send lengths.
-        rows = packed_rows(planned.segments, cos, sin, share.cut, context_exchange(), self._response_window)
+        rows = packed_rows(
+            planned.segments,
+            cos,
+            sin,
+            share.cut,
+            context_exchange(),
+            self._response_window,
+            share.experts,
+            share.is_real_L,
+        )
         output = model(share.tokens_L[None], share.positions_L[None], None, packed_seq_params=rows)
         return output, partial(self._loss, finish, request, micro, share, model)
 

@@ -1,251 +1,39 @@
 """The modules of a layer: Transformer Engine's where it is wanted, else Megatron's own with our norm.
 
-Core attention is ours in both, because packed rows share prompts (decision 0005 says why). So is the MLP's activation,
-which keeps less for backward. Our RMS norm is there
-because Megatron's torch wrapper refuses sequence parallelism; all that this needs is a mark on the weight, by which
-Megatron sums its gradient over tensor-parallel ranks. Transformer Engine joins each norm with the linear map behind
-it, so a norm's weight has another name there. `local_name` undoes that, and checkpoints are named alike, so that every
-conversion, export and checkpoint has one set of names.
-
-Linear maps may have low-rank adapters (LoRA, arXiv 2106.09685, section 4.1). The spec names the classes of this file
-for the adapted maps; `attach` then freezes the whole model and gives each of them an A and a B (their layout:
-`convert/lora.py`). Megatron's reduction and its distributed optimizer take only parameters that require a gradient, so
-frozen weights have neither a gradient buffer nor moments.
-
-Under tensor parallelism ranks exchange the low-rank values. A column-parallel map multiplies each rank's part of the
-sequence by the whole A and gathers the results; a row-parallel one sums the ranks' products with their columns of A and
-scatters the sum over the sequence. Either way one of the two, A or B, is the same on every rank and has seen only a
-part of the sequence: it carries the mark by which Megatron sums its gradient over the ranks.
+Core attention is ours in both, because packed rows share prompts (decision 0005 says why). So are the MLP's activation,
+which keeps less for backward, and a mixture's routers. Transformer Engine joins each norm with the linear map behind
+it, so a norm's weight has another name there, and numbers its grouped experts. `local_name` undoes that, and
+checkpoints are named alike, so that every conversion, export and checkpoint has one set of names. Norms behind
+attention and MLP, and those over all heads, are ours in both, and Transformer Engine's maps then begin without one.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import util
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
-from megatron.core.tensor_parallel import (
-    ColumnParallelLinear,
-    RowParallelLinear,
-    gather_from_sequence_parallel_region,
-    reduce_scatter_to_sequence_parallel_region,
-    set_tensor_model_parallel_attributes,
-)
 from megatron.core.transformer import ModuleSpec, TransformerConfig
-from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
+from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
-from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from megasharp.common.errors import UserError
-from megasharp.config.policy import LoraConfig, LoraTarget, PolicyConfig
-from megasharp.convert.architecture import Architecture
-from megasharp.convert.lora import ADAPTER_NAMES, MODULES, Rows, input_size, merged, raised, rows_of
+from megasharp.config.policy import LoraTarget, PolicyConfig
+from megasharp.learner.adapters import ADAPTED
 from megasharp.learner.attention import PackedAttention
-from megasharp.learner.parallel import Place
-
-
-class _Adapted(torch.nn.Module):
-    """A linear map with a frozen weight, A [projections * rank, inputs] and B [outputs, rank]."""
-
-    weight: torch.nn.Parameter
-    lora_A: torch.nn.Parameter
-    lora_B: torch.nn.Parameter
-    target: LoraTarget
-    rows: Rows
-    scale: float
-    # The dimension in which A and B are split over tensor-parallel ranks; None where they are the same on all.
-    split: tuple[int | None, int | None]
-
-    def adapt(self, target: LoraTarget, lora: LoraConfig, rows: Rows, a: Tensor) -> None:
-        """Take this rank's part of A's initial values. B starts at zero, so that the model starts unchanged."""
-        self.target, self.rows, self.scale = target, rows, lora.scale
-        self.lora_A = torch.nn.Parameter(a.to(self.weight))
-        self.lora_B = torch.nn.Parameter(self.weight.new_zeros(rows.total, lora.rank))
-        for parameter, dimension in zip((self.lora_A, self.lora_B), self.split, strict=True):
-            if dimension is None:
-                parameter.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
-            else:
-                set_tensor_model_parallel_attributes(parameter, True, dimension, 1)
-
-    def sharded_state_dict(
-        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """Return Megatron's entries, with A or B split as the weight is; gate and up are split each by itself."""
-        assert metadata is not None
-        state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)  # type: ignore[misc]
-        dimensions = {name: at for name, at in zip(ADAPTER_NAMES, self.split, strict=True) if at is not None}
-        entries = make_sharded_tensors_for_checkpoint(
-            {name: getattr(self, name) for name in dimensions},
-            prefix,
-            dimensions,
-            sharded_offsets,
-            tp_group=self.tp_group,
-            dp_cp_group=metadata["dp_cp_group"],
-        )
-        if self.target == "fc1":
-            entries = {key: apply_swiglu_sharded_factory(entry, sharded_offsets) for key, entry in entries.items()}
-        return {**state, **entries}
-
-    def merged_weight(self) -> Tensor:
-        """Return this rank's part of weight + scale B A, in the weight's dtype; the weight itself is unchanged.
-
-        Its shape is the weight's, [outputs, inputs] of this rank.
-        """
-        return merged(self.weight.detach(), self.lora_A.detach(), self.lora_B.detach(), self.rows, self.scale)
-
-
-class AdaptedColumns(_Adapted, ColumnParallelLinear):  # type: ignore[misc]
-    """The fused query-key-value map, or gate and up: outputs are split over ranks, and so are the rows of B."""
-
-    split = (None, 0)
-
-    def forward(self, input_: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """Compute Megatron's output plus scale B A x, and the bias: [..., inputs] to [..., this rank's outputs].
-
-        With sequence parallelism the first dimension is a part of the sequence in `input_` and whole in the output.
-        """
-        output, bias = super().forward(input_, *args, **kwargs)
-        low = F.linear(input_, self.lora_A)
-        if self.sequence_parallel:
-            low = gather_from_sequence_parallel_region(low, group=self.tp_group)
-        return output + self.scale * raised(low, self.lora_B, self.rows), bias
-
-
-class AdaptedRows(_Adapted, RowParallelLinear):  # type: ignore[misc]
-    """The output projection, or down: inputs are split over ranks, and so are the columns of A."""
-
-    split = (1, None)
-
-    def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Compute Megatron's output plus scale B A x, and the bias: [..., this rank's inputs] to [..., outputs].
-
-        With sequence parallelism the first dimension is a part of the sequence in the output and whole in `input_`.
-        """
-        output, bias = super().forward(input_)
-        low = F.linear(input_, self.lora_A)
-        if self.sequence_parallel:
-            low = reduce_scatter_to_sequence_parallel_region(low, group=self.tp_group)
-        return output + self.scale * F.linear(low, self.lora_B), bias
-
-
-# Linear layers that replace Megatron's in the layer spec.
-ADAPTED: dict[LoraTarget, type[_Adapted]] = {
-    "qkv": AdaptedColumns,
-    "proj": AdaptedRows,
-    "fc1": AdaptedColumns,
-    "fc2": AdaptedRows,
-}
-
-
-def attach(model: GPTModel, lora: LoraConfig, arch: Architecture, place: Place, seed: int) -> None:
-    """Freeze every weight and give the adapted maps their A and B, with initial values that no layout changes."""
-    model.requires_grad_(False)
-    for layer in model.decoder.layers:
-        for target in lora.targets:
-            module = layer.get_submodule(MODULES[target])
-            assert isinstance(module, _Adapted)
-            tp = model.config.tensor_model_parallel_size
-            rows = rows_of(target, arch, tp)
-            name = f"decoder.layers.{layer.layer_number - 1}.{MODULES[target]}.lora_A"
-            shape = (len(rows.sizes) * lora.rank, input_size(target, arch))
-            whole = torch.empty(shape) if module.weight.is_meta else initial_values(name, seed, *shape)
-            columns = whole.chunk(tp, dim=1)[place.tp] if module.split[0] == 1 else whole
-            module.adapt(target, lora, rows, columns)
-    config = model.config
-    again = config.recompute_granularity
-    if model.pre_process and (again == "full" or (again == "selective" and "mlp" in config.recompute_modules)):
-        model.embedding.register_forward_hook(_ask_for_gradients)
-
-
-def initial_values(name: str, seed: int, rows: int, columns: int) -> Tensor:
-    """Draw the whole A: float32 [rows, columns], uniform in +-1 / sqrt(columns).
-
-    The paper's code and PEFT draw it so (Kaiming, a = sqrt 5); section 4.1 itself says a random Gaussian.
-    """
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    return (torch.rand(rows, columns, generator=generator) * 2 - 1) / math.sqrt(columns)
-
-
-def _ask_for_gradients(module: torch.nn.Module, args: object, output: Tensor) -> None:
-    """Make the frozen embedding's output require a gradient: recomputed layers with an input without one get none."""
-    if torch.is_grad_enabled():
-        output.requires_grad_()
-
-
-def adapted_weights(chunks: Sequence[GPTModel]) -> Iterator[tuple[torch.nn.Parameter, _Adapted]]:
-    """Yield every adapted weight of this rank, and its linear map."""
-    for chunk in chunks:
-        for module in chunk.modules():
-            if isinstance(module, _Adapted):
-                yield module.weight, module
-
-
-class RMSNorm(torch.nn.Module):
-    """RMS norm over the last dimension: x / sqrt(mean(x^2) + eps) * weight."""
-
-    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-6, **unused: object) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
-        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise `x` [..., hidden_size]; same shape out."""
-        if x.device.type == "cpu" and x.dtype == self.weight.dtype == torch.float32:
-            out: Tensor = _CpuRMSNorm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
-            return out
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
-
-
-class _RMSNormContext(FunctionCtx):
-    """The attributes that forward leaves for backward."""
-
-    saved_tensors: tuple[Tensor, Tensor]
-    eps: float
-    needs_input_grad: tuple[bool, ...]
-
-
-class _CpuRMSNorm(torch.autograd.Function):
-    """torch's norm, whose kernel has no fused backward on a CPU: by autograd it takes thirteen times a forward pass.
-
-    Only the input is kept. With y = x / r(x), the gradient is (g w - y mean(g w y)) / r(x).
-    """
-
-    @staticmethod
-    def forward(ctx: _RMSNormContext, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Return the normalised `x` [..., H], times `weight` [H]."""
-        ctx.save_for_backward(x, weight)
-        ctx.eps = eps
-        return F.rms_norm(x, (x.shape[-1],), weight, eps)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: _RMSNormContext, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        """Return the gradients by `x` [..., H] and `weight` [H], None where not needed."""
-        x, weight = ctx.saved_tensors
-        hidden = x.shape[-1]
-        inverse = x.square().mean(-1, keepdim=True).add_(ctx.eps).rsqrt_()
-        normed = x * inverse
-        products = (gradients[0] * normed).reshape(-1, hidden)
-        by_weight = products.sum(0) if ctx.needs_input_grad[1] else None
-        if not ctx.needs_input_grad[0]:
-            return None, by_weight, None
-        means = torch.mv(products, weight).view_as(inverse).div_(-hidden)
-        return torch.mul(gradients[0], weight).addcmul_(normed, means).mul_(inverse), by_weight, None
+from megasharp.learner.norms import NormedAdd, RMSNorm, WholeNormAttention
+from megasharp.learner.routers import GroupedExperts, Router, groups_products
 
 
 class SwiGLU(torch.nn.Module):
@@ -305,6 +93,9 @@ _FUSED_NORMS = {
 }
 
 
+# Transformer Engine's grouped experts number the weights of their two maps.
+_GROUPED_EXPERT = re.compile(r"(?P<experts>.*\.experts\.)(?P<map>linear_fc[12])\.weight(?P<number>\d+)$")
+
 # An attribute of Transformer Engine's maps, which they read in each pass.
 _FUSES_SUM = "fuse_wgrad_accumulation"
 
@@ -344,11 +135,15 @@ def fuse_gradient_sums(chunks: Sequence[torch.nn.Module]) -> None:
     for chunk in chunks:
         for module in chunk.modules():
             if hasattr(module, _FUSES_SUM):
-                setattr(module, _FUSES_SUM, hasattr(module.weight, "main_grad"))
+                weights = module.parameters(recurse=False)
+                setattr(module, _FUSES_SUM, any(hasattr(weight, "main_grad") for weight in weights))
 
 
 def local_name(name: str) -> str:
     """Return a parameter's name in the local spec, for a name of either spec."""
+    grouped = _GROUPED_EXPERT.match(name)
+    if grouped is not None:
+        return f"{grouped['experts']}local_experts.{grouped['number']}.{grouped['map']}.weight"
     for norm, fused in _FUSED_NORMS.items():
         if fused in name:
             return name.replace(fused, norm)
@@ -362,10 +157,13 @@ def layers(
     adapted: Sequence[LoraTarget],
     transformer_engine: bool,
     engine_attention: bool,
+    post_norm: bool,
+    qk_norm_whole: bool,
 ) -> TransformerBlockSubmodules:
     """Return the spec of one chunk's layers, with our packed core attention and adapters on the `adapted` maps.
 
-    `transformer_engine`: the maps and norms are its own; `engine_attention`: packed attention calls its kernels.
+    `transformer_engine`: the maps and norms are its own; `engine_attention`: packed attention calls its kernels;
+    `post_norm` and `qk_norm_whole` are the architecture's.
     """
     layer = _fused_layer(config, adapted) if transformer_engine else _local_layer(config)
     attention = layer.submodules.self_attention.submodules
@@ -373,10 +171,18 @@ def layers(
     copies = not config.qk_layernorm
     params = {"windows": windows, "by_engine": engine_attention, "copies_values": copies}
     attention.core_attention = ModuleSpec(module=PackedAttention, params=params)
-    mlp = layer.submodules.mlp
-    # An MLP's spec is a function with its arguments in megatron-core 0.19, a ModuleSpec before.
-    maps = mlp.keywords["submodules"] if isinstance(mlp, partial) else mlp.submodules
-    maps.activation_func = SwiGLU
+    maps = _submodules(layer.submodules.mlp)
+    if config.num_moe_experts:
+        maps.router = Router
+        _submodules(maps.experts).activation_func = SwiGLU
+        if not transformer_engine and groups_products(config):
+            maps.experts.module = GroupedExperts
+    else:
+        maps.activation_func = SwiGLU
+    if post_norm:
+        _put_norms_behind(layer.submodules, attention, maps, config, transformer_engine)
+    if qk_norm_whole:
+        layer.submodules.self_attention.module = WholeNormAttention
     for target in adapted:
         home = attention if target in ("qkv", "proj") else maps
         setattr(home, f"linear_{target}", ADAPTED[target])
@@ -390,8 +196,15 @@ def layers(
     return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=final)
 
 
+def _submodules(spec: Any) -> Any:
+    """Return the parts of an MLP's spec: a function with its arguments in megatron-core 0.19, a ModuleSpec before."""
+    return spec.keywords["submodules"] if isinstance(spec, partial) else spec.submodules
+
+
 def _local_layer(config: TransformerConfig) -> ModuleSpec:
-    layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
+    layer = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm, normalization="RMSNorm"
+    )
     parts: TransformerLayerSubmodules = layer.submodules
     parts.input_layernorm = RMSNorm
     parts.pre_mlp_layernorm = RMSNorm
@@ -403,7 +216,9 @@ def _local_layer(config: TransformerConfig) -> ModuleSpec:
 
 def _fused_layer(config: TransformerConfig, adapted: Sequence[LoraTarget]) -> ModuleSpec:
     """Return Transformer Engine's layer; adapted maps are Megatron's own, without a norm, so ours is before them."""
-    layer = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
+    layer = get_gpt_layer_with_transformer_engine_spec(
+        num_experts=config.num_moe_experts, moe_grouped_gemm=True, qk_layernorm=config.qk_layernorm
+    )
     parts: TransformerLayerSubmodules = layer.submodules
     if "qkv" in adapted:
         parts.input_layernorm = RMSNorm
@@ -411,3 +226,16 @@ def _fused_layer(config: TransformerConfig, adapted: Sequence[LoraTarget]) -> Mo
         parts.pre_mlp_layernorm = RMSNorm
     parts.sharded_state_dict_keys_map = {**parts.sharded_state_dict_keys_map, **_FUSED_NORMS}
     return layer
+
+
+def _put_norms_behind(
+    parts: TransformerLayerSubmodules, attention: Any, maps: Any, config: TransformerConfig, transformer_engine: bool
+) -> None:
+    """Take the norms before attention and MLP out of a layer's spec, and norm what both compute instead."""
+    parts.input_layernorm = parts.pre_mlp_layernorm = IdentityOp
+    parts.self_attn_bda = parts.mlp_bda = ModuleSpec(NormedAdd, params={"config": config})
+    if transformer_engine:
+        # Not every Python has it. The spec's own maps begin with a norm.
+        from megatron.core.extensions.transformer_engine import TEColumnParallelLinear
+
+        attention.linear_qkv = maps.linear_fc1 = TEColumnParallelLinear

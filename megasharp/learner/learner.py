@@ -29,15 +29,9 @@ from megasharp.batching.packing import row_multiple
 from megasharp.batching.share import Share
 from megasharp.batching.views import Annotation
 from megasharp.common.files import FileHash
+from megasharp.common.layout import ParallelLayout
 from megasharp.common.random_state import compute_deterministically
-from megasharp.common.records import (
-    Denominators,
-    Metric,
-    Metrics,
-    MicroBatch,
-    ParallelLayout,
-    StepStats,
-)
+from megasharp.common.records import Denominators, Metric, Metrics, MicroBatch, StepStats
 from megasharp.config.policy import PolicyConfig
 from megasharp.convert.hf_folder import TensorView
 from megasharp.convert.lora import record_adapters
@@ -52,6 +46,7 @@ from megasharp.learner.optimizer import Overlap, build_optimizer, guarded_step, 
 from megasharp.learner.output_head import HeadRequest, HeadSettings
 from megasharp.learner.parallel import Place, destroy, initialize, megatron_device
 from megasharp.learner.replicas import Checksums, checksums
+from megasharp.learner.routers import Routing
 from megasharp.learner.sharded_state import load_model, load_state, save_model, save_state
 from megasharp.learner.weights import export_stage, first_weights, weight_views
 from megasharp.learner.without_advantage import split
@@ -162,6 +157,11 @@ class RankLearner:
                 HeadSettings(settings.temperature, self._arch.vocab, policy.head),
                 settings.response_window,
             )
+        self._routing = None
+        if self._arch.experts is not None:
+            balance = policy.experts.balance_loss
+            coefficient = self._arch.experts.balance_loss if balance == "model" else balance
+            self._routing = Routing(self._chunks, policy.experts.replay, coefficient)
         self._offloader = Offloader(self._ddp, self._optimizer)
         self._reference: Reference | None = None
         self._writings: list[ShardWriting] = []
@@ -246,6 +246,8 @@ class RankLearner:
         self._optimizer.zero_grad()
         finish = partial(_finish, recipe, denominators, statistics, self._settings.diagnostics)
         request = self._request(recipe.needs)
+        if self._routing is not None:
+            self._routing.begin(micros)
         trained, results = self._without_backward(micros, recipe, finish, request)
         results += self._passes.update(trained, finish, request)
         loss = math.fsum(result.loss for result in results)
@@ -260,6 +262,8 @@ class RankLearner:
         if self._overlap is not None:
             self._overlap.gather_in_forward()
         metrics = add_metrics([result.metrics for result in results])
+        if self._routing is not None:
+            metrics |= self._routing.metrics()
         norm, skipped, spikes = stepped.grad_norm, int(not stepped.applied), int(stepped.spike)
         return StepStats(
             loss, norm, stepped.learning_rate, skipped, metrics, (norm,), spikes, seconds=self._timers.take()
@@ -273,7 +277,9 @@ class RankLearner:
         Returns what is left to train on, never nothing, and those passes' results.
         """
         layout = self._settings.layout
-        if self._device.type != "cpu" or layout.pp > 1 or self._overlap is not None or recipe.penalises:
+        # Ranks that share layers or experts must make the same passes, and a load-balancing loss has gradients in all.
+        shared = layout.pp * layout.ep * layout.etp > 1 or (self._routing is not None and self._routing.balances)
+        if self._device.type != "cpu" or shared or self._overlap is not None or recipe.penalises:
             return micros, []
         trained, silent = zip(*(split(micro, row_multiple(layout, "cpu")) for micro in micros), strict=True)
         kept = [micro for micro in trained if micro is not None]
@@ -319,9 +325,10 @@ class RankLearner:
     def weight_views(self) -> list[TensorView] | None:
         """Return this rank's weights as parts of Hugging Face tensors in the parameters' own memory.
 
-        None where memory does not hold them as such (adapters), or where the model has other stages.
+        None where memory does not hold them as such (adapters), or where other ranks hold other stages or experts.
         """
-        if not (self._place.first_stage and self._place.last_stage):
+        layout = self._settings.layout
+        if layout.pp > 1 or layout.ep > 1 or layout.etp > 1:
             return None
         with self._on_device():
             return weight_views(self._chunks, self._family, self._arch, self._place)

@@ -15,7 +15,7 @@ from megatron.core.models.gpt import GPTModel
 from torch._C._distributed_c10d import HashStore
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from megasharp.common.records import ParallelLayout
+from megasharp.common.layout import ParallelLayout
 from megasharp.config.policy import LoraConfig, PolicyConfig
 from megasharp.convert.architecture import Architecture
 from megasharp.learner.cpu_backend import beside_cuda

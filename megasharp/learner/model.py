@@ -23,13 +23,16 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
 
 from megasharp.common.errors import UserError
-from megasharp.common.records import ParallelLayout
+from megasharp.common.layout import ParallelLayout
 from megasharp.config.mistakes import shown
-from megasharp.config.policy import LoraConfig, PolicyConfig
-from megasharp.convert.architecture import Architecture, RopeParameters
+from megasharp.config.policy import ExpertsConfig, LoraConfig, PolicyConfig
+from megasharp.convert.architecture import Architecture, Experts, RopeParameters
+from megasharp.convert.families.family import is_of_expert
 from megasharp.convert.mapping import padded_vocab
-from megasharp.learner.layer_spec import attach, layers
+from megasharp.learner.adapters import attach
+from megasharp.learner.layer_spec import layers, local_name
 from megasharp.learner.parallel import Place
+from megasharp.learner.routers import route_without_transformer_engine
 
 Options = Mapping[str, int | float | bool | str | None]
 
@@ -37,6 +40,7 @@ Options = Mapping[str, int | float | bool | str | None]
 _ANY_ARCHITECTURE = Architecture(
     family="", num_layers=1, hidden=1, heads=1, kv_heads=1, head_dim=1, ffn=1, vocab=1, norm_eps=1.0,
     rope_parameters=RopeParameters(1.0), max_positions=1, tied=False, qkv_bias=False, qk_norm=False, dtype="float32",
+    experts=Experts(2, 2, 1, True),
 )  # fmt: skip
 
 # The configurations to which a key of `policy.megatron` may belong.
@@ -78,6 +82,12 @@ _INSTEAD = {
     "pipeline_model_parallel_size": "set policy.pp",
     "virtual_pipeline_model_parallel_size": "set policy.vpp",
     "context_parallel_size": "set policy.cp",
+    "expert_model_parallel_size": "set policy.ep",
+    "expert_tensor_parallel_size": "set policy.etp",
+    "moe_token_dispatcher_type": "set policy.experts.dispatcher",
+    "moe_aux_loss_coeff": "set policy.experts.balance_loss",
+    "moe_router_load_balancing_type": "set policy.experts.balance_loss",
+    "moe_enable_routing_replay": "set policy.experts.replay",
     "fp8": "set policy.fp8",
     "fp8_recipe": "set policy.fp8_recipe",
     "deterministic_mode": "set deterministic",
@@ -88,6 +98,8 @@ _INSTEAD = {
     "fp16": "set model.dtype",
     "params_dtype": "set model.dtype",
 }
+# Keys that make a mixture of experts faster and leave it the same.
+_FASTER_EXPERTS = {"moe_permute_fusion", "moe_deepep_num_sms"}
 # Beginnings of keys that would need another model.
 _OTHER_MODELS = (
     "moe_", "num_moe", "mtp_", "multi_latent", "experimental_attention", "dsa_", "linear_", "mamba_", "is_hybrid_model",
@@ -117,7 +129,7 @@ def sort_options(options: Options) -> PassThrough:
             raise UserError(f"policy.megatron.{key}: {_INSTEAD[key]}")
         if key in _OWN_DDP | _OWN_OPTIMIZER | own_model:
             raise UserError(f"policy.megatron.{key}: megasharp sets this itself, from the checkpoint or the run's keys")
-        if key.startswith(_OTHER_MODELS):
+        if key.startswith(_OTHER_MODELS) and key not in _FASTER_EXPERTS:
             raise UserError(f"policy.megatron.{key}: this would be another model than the checkpoint's")
         for part in parts:
             _check_type(key, value, PASS_THROUGH[part])
@@ -148,7 +160,7 @@ def transformer_config(
 ) -> TransformerConfig:
     """Return Megatron's configuration of this architecture; `options` are the model's part of `sort_options`.
 
-    Of `policy` it reads `recompute`, `recompute_modules`, `fp8` and `fp8_recipe`.
+    Of `policy` it reads `recompute`, `recompute_modules`, `fp8`, `fp8_recipe` and `experts`.
     """
     own = _settings(arch, layout, dtype, policy)
     return TransformerConfig(**own, **options, deterministic_mode=deterministic)
@@ -211,11 +223,35 @@ def _settings(
         settings |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     if policy.recompute == "selective":
         # Megatron may add to the list that it is given.
-        settings |= {"recompute_granularity": "selective", "recompute_modules": list(policy.recompute_modules)}
+        modules = ["moe" if arch.experts and name == "mlp" else name for name in policy.recompute_modules]
+        settings |= {"recompute_granularity": "selective", "recompute_modules": modules}
     if policy.fp8 is not None:
         # Both recipes scale by present values: delayed scaling's history would be in no checkpoint.
         settings |= {"fp8": policy.fp8, "fp8_recipe": policy.fp8_recipe}
+    if arch.experts is not None:
+        settings |= _experts_settings(arch.experts, layout, policy.experts)
     return settings
+
+
+# Megatron's names of dispatchers.
+_DISPATCHERS = {"alltoall": "alltoall", "allgather": "allgather", "deepep": "flex"}
+
+
+def _experts_settings(experts: Experts, layout: ParallelLayout, config: ExpertsConfig) -> dict[str, object]:
+    return {
+        "num_moe_experts": experts.count,
+        "moe_ffn_hidden_size": experts.ffn,
+        "moe_router_topk": experts.per_token,
+        # After a softmax over all experts the chosen ones' weights do not add up to 1.
+        "moe_router_pre_softmax": not experts.normalised,
+        # Sums in bfloat16 would choose other experts than sums in another order.
+        "moe_router_dtype": "fp32",
+        # `learner.routers` has a load-balancing loss.
+        "moe_router_load_balancing_type": "none",
+        "moe_token_dispatcher_type": _DISPATCHERS[config.dispatcher],
+        "expert_model_parallel_size": layout.ep,
+        "expert_tensor_parallel_size": layout.etp,
+    }
 
 
 def build_chunks(
@@ -232,10 +268,21 @@ def build_chunks(
     With `lora` only the adapters require gradients; `seed` is that of their initial values. `transformer_engine`: take
     its modules instead of Megatron's own; `engine_attention`: take its attention.
     """
+    if arch.experts is not None:
+        route_without_transformer_engine()
+        # Megatron has grouped experts of Transformer Engine's only.
+        config.moe_grouped_gemm = transformer_engine
     virtual = config.virtual_pipeline_model_parallel_size
     adapted = lora.targets if lora else ()
     numbers = range(virtual) if virtual else [None]
-    spec = partial(layers, adapted=adapted, transformer_engine=transformer_engine, engine_attention=engine_attention)
+    spec = partial(
+        layers,
+        adapted=adapted,
+        transformer_engine=transformer_engine,
+        engine_attention=engine_attention,
+        post_norm=arch.post_norm,
+        qk_norm_whole=arch.qk_norm_whole,
+    )
     chunks = [_build_chunk(config, arch, place, number, spec) for number in numbers]
     if lora is not None:
         for chunk in chunks:
@@ -272,4 +319,11 @@ def _build_chunk(
         dimension = next((d for kind, d in dimensions.items() if isinstance(module, kind)), None)
         if dimension is not None and weight is not None and not hasattr(weight, "tensor_model_parallel"):
             set_tensor_model_parallel_attributes(weight, True, dimension, 1)
+    for name, parameter in model.named_parameters():
+        if is_of_expert(local_name(name)):
+            # Megatron leaves out this mark where ep is 1. But tensor-parallel ranks have each seen other tokens then.
+            parameter.allreduce = False
+            # Transformer Engine's grouped experts have none of these marks, and ranks have each other experts.
+            if not hasattr(parameter, "tensor_model_parallel"):
+                set_tensor_model_parallel_attributes(parameter, True, 0 if "linear_fc1" in name else 1, 1)
     return model

@@ -31,7 +31,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
-from megasharp.common.records import ParallelLayout
+from megasharp.common.layout import ParallelLayout
 from megasharp.config.policy import OptimizerConfig, Wanted
 from megasharp.learner.model import Options
 from megasharp.learner.optimizer_offload import HeldOnHost, hold_on_host, without_gradients

@@ -50,11 +50,12 @@ class TokenCut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankShare:
-    """One rank's L packed rows of a micro-batch, all int64.
+    """One rank's L packed rows of a micro-batch, int64 unless said otherwise.
 
     `tokens_L` and `positions_L`: token ids and positions. `rows_T`: those of the rows that predict a response token,
     `targets_T`: the tokens that they predict. `cut` and `tokens`: how rows and tokens were cut, None where this rank
-    has all.
+    has all. `experts`: where the engine sent the rows' tokens, uint8 or int16 [L, layers, experts per token]; None
+    without routing replay. `is_real_L` (bool): the rows that are no padding.
     """
 
     tokens_L: Tensor
@@ -63,6 +64,8 @@ class RankShare:
     targets_T: Tensor
     cut: ContextCut | None = None
     tokens: TokenCut | None = None
+    experts: Tensor | None = None
+    is_real_L: Tensor | None = None
 
     def own(self, values_T: Tensor) -> Tensor:
         """Select this rank's tokens from a micro-batch's per-token values [T, ...]."""
@@ -71,10 +74,12 @@ class RankShare:
 
 def rank_share(micro: MicroBatch, rank: int = 0, size: int = 1) -> RankShare:
     """Return the share of rank number `rank` of `size`, on the CPU as `micro` is."""
+    is_real_P = torch.arange(micro.rows) < micro.rows - micro.padding
     if size == 1:
-        return RankShare(micro.tokens_P, micro.positions_P, micro.rows_T, micro.targets_T)
+        tensors = micro.tokens_P, micro.positions_P, micro.rows_T, micro.targets_T
+        return RankShare(*tensors, experts=micro.experts_PLK, is_real_L=is_real_P)
     cut = ContextCut(rank, size, int(micro.tokens_P.numel()))
-    held, rows = cut.held(), cut.rows // size
+    held, rows, experts_PLK = cut.held(), cut.rows // size, micro.experts_PLK
     place_T = cut.places()[micro.rows_T]
     owner_T = place_T // rows
     own = (owner_T == rank).nonzero()[:, 0]
@@ -92,6 +97,8 @@ def rank_share(micro: MicroBatch, rank: int = 0, size: int = 1) -> RankShare:
         targets_T=micro.targets_T[own],
         cut=cut,
         tokens=TokenCut(own, places_T, most),
+        experts=None if experts_PLK is None else experts_PLK[held],
+        is_real_L=is_real_P[held],
     )
 
 

@@ -57,6 +57,7 @@ class PackedRows(PackedSeqParams):  # type: ignore[misc]
     `segments`: the rows' runs. `cos_PF`, `sin_PF`: rotary tables at the rows' positions, F = head_dim / 2 frequencies.
     With context parallel the tables, as all else in the layers, are of this rank's rows only; `cut` numbers these among
     the `segments`' rows, and by `exchange` attention gets the other ranks' keys. `response_window`: see `block_plan`.
+    `experts_PLK`: the rows' experts in each layer, where routing is replayed; integers. `is_real_P` (bool): no padding.
     """
 
     segments: Segments | None = None
@@ -65,6 +66,8 @@ class PackedRows(PackedSeqParams):  # type: ignore[misc]
     cut: ContextCut | None = None
     exchange: Exchange | None = None
     response_window: int | None = None
+    experts_PLK: Tensor | None = None
+    is_real_P: Tensor | None = None
     _plans: dict[int | None, AttentionPlan] = field(default_factory=dict, init=False, repr=False)
     _varlen_plans: dict[int | None, list[VarlenPlan]] = field(default_factory=dict, init=False, repr=False)
 
@@ -115,6 +118,8 @@ def packed_rows(
     cut: ContextCut | None = None,
     exchange: Exchange | None = None,
     response_window: int | None = None,
+    experts_PLK: Tensor | None = None,
+    is_real_P: Tensor | None = None,
 ) -> PackedRows:
     """Make the record of P packed rows; `segments` are on the CPU, all else on the rotary tables' device.
 
@@ -135,4 +140,6 @@ def packed_rows(
         cut=cut,
         exchange=exchange,
         response_window=response_window,
+        experts_PLK=experts_PLK,
+        is_real_P=is_real_P,
     )

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 from torch._C._distributed_c10d import Store
 
+from megasharp.common.layout import ParallelLayout
 from megasharp.common.random_state import seed_generators
-from megasharp.common.records import ParallelLayout
 from megasharp.learner.context_parallel import GroupExchange
 from megasharp.learner.cpu_backend import on_cpu, use_where_nothing_is_fused
 
@@ -39,7 +39,11 @@ def meet(store: Store, rank: int, world: int, device: torch.device) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Numbers of this rank in each dimension; `first_stage` and `last_stage`: it is at an end of the pipeline."""
+    """Numbers of this rank in each dimension; `first_stage` and `last_stage`: it is at an end of the pipeline.
+
+    `ep` is the number of its part of the experts, `etp` that of its part of each expert, and `expert_dp` its number
+    among the ranks that hold the same.
+    """
 
     tp: int
     pp: int
@@ -47,6 +51,9 @@ class Place:
     cp: int
     first_stage: bool
     last_stage: bool
+    ep: int
+    etp: int
+    expert_dp: int
 
     @property
     def reports(self) -> bool:
@@ -55,8 +62,13 @@ class Place:
 
     @property
     def first_copy(self) -> bool:
-        """True for the first of the data and context ranks, which all hold the same weights."""
+        """True for the first of the data and context ranks, which all hold the same weights but those of experts."""
         return self.dp == self.cp == 0
+
+    @property
+    def first_copy_of_experts(self) -> bool:
+        """True for the first of the ranks that hold the same experts."""
+        return self.expert_dp == 0
 
     @property
     def exports(self) -> bool:
@@ -80,6 +92,8 @@ def initialize(layout: ParallelLayout, seed: int, gloo: bool = True) -> Place:
         layout.pp,
         virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
         context_parallel_size=layout.cp,
+        expert_model_parallel_size=layout.ep,
+        expert_tensor_parallel_size=layout.etp,
         create_gloo_process_groups=gloo,
         distributed_timeout_minutes=COLLECTIVE_TIMEOUT // timedelta(minutes=1),
     )
@@ -92,6 +106,9 @@ def initialize(layout: ParallelLayout, seed: int, gloo: bool = True) -> Place:
         cp=parallel_state.get_context_parallel_rank(),
         first_stage=parallel_state.is_pipeline_first_stage(),
         last_stage=parallel_state.is_pipeline_last_stage(),
+        ep=parallel_state.get_expert_model_parallel_rank(),
+        etp=parallel_state.get_expert_tensor_parallel_rank(),
+        expert_dp=parallel_state.get_expert_data_parallel_rank(),
     )
 
 

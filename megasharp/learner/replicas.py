@@ -1,6 +1,7 @@
 """Compare what several ranks hold copies of, so that a bit that one machine's memory or link has flipped is found.
 
-Copies are, bit for bit: every weight on the data and context ranks; what tensor parallelism does not cut (norms, biases
+Copies are, bit for bit: every weight on the data and context ranks, but experts on those that expert parallelism leaves
+(`ParallelLayout.expert_shards`); what tensor parallelism does not cut (norms, biases
 after a sum) on the tensor ranks, with its main weights and moments; a tied embedding on the first and last pipeline
 stage, with the same. All other moments exist once, as Megatron's distributed optimizer shares them out.
 
@@ -20,7 +21,8 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
-from megasharp.common.records import ParallelLayout
+from megasharp.common.layout import ParallelLayout
+from megasharp.convert.families.family import is_of_expert
 from megasharp.learner.optimizer import parts
 from megasharp.learner.parallel import Place
 from megasharp.learner.weights import global_parameters
@@ -102,6 +104,10 @@ def _copies(
 ) -> Iterator[tuple[str, Tensor]]:
     names: dict[int, str] = {}
     for own, parameter in global_parameters(chunks):
+        if is_of_expert(own):
+            if layout.expert_shards > 1:
+                yield own + (f" (part {place.etp} of {layout.etp})" if layout.etp > 1 else ""), parameter
+            continue
         tied = layout.pp > 1 and getattr(parameter, "shared_embedding", False)
         cut = layout.tp > 1 and getattr(parameter, "tensor_model_parallel", False)
         name = (_EMBEDDING if tied else own) + (f" (part {place.tp} of {layout.tp})" if cut else "")

@@ -6,7 +6,9 @@ and load. Every function here is collective: all ranks must call it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 
 # Every optimizer tensor has its parameter's shape, whatever the layout.
 METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
-_EXTRA_STATE = "_extra_state"
+# Grouped experts number theirs.
+_EXTRA_STATE = re.compile(r"_extra_state\d*$")
 # The keys that say what a group of parameters is, and settings by which Megatron 0.19 finds a stored group, too.
 _KINDS_OF_GROUP = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
 _SETTINGS_OF_GROUP = ("max_lr", "min_lr", "start_wd", "end_wd")
@@ -40,7 +43,7 @@ def _sharded_model(chunks: Sequence[GPTModel], metadata: dict[str, Any]) -> dict
     for number, chunk in enumerate(chunks):
         kept: dict[str, Any] = {}
         for name, entry in chunk.sharded_state_dict(metadata=metadata).items():
-            if isinstance(entry, ShardedObject) and name.endswith(_EXTRA_STATE):
+            if isinstance(entry, ShardedObject) and _EXTRA_STATE.search(name):
                 if ".linear_" not in name and "output_layer." not in name:
                     continue
                 entry.data = None
@@ -52,7 +55,7 @@ def _sharded_model(chunks: Sequence[GPTModel], metadata: dict[str, Any]) -> dict
 def _fill(chunks: Sequence[GPTModel], loaded: dict[str, Any], *, but_adapters: bool = False) -> None:
     for number, chunk in enumerate(chunks):
         found = chunk.load_state_dict(loaded[str(number)], strict=False)
-        missing = [name for name in found.missing_keys if not name.endswith(_EXTRA_STATE)]
+        missing = [name for name in found.missing_keys if not _EXTRA_STATE.search(name)]
         if but_adapters:
             missing = [name for name in missing if not is_adapter(name)]
         assert not found.unexpected_keys and not missing, found
@@ -143,7 +146,9 @@ def load_state(
     # From version 0.19 on Megatron also tells groups apart by settings, which a run may have changed: the stored groups
     # take the present ones.
     by_kind = {tuple(group.get(key) for key in _KINDS_OF_GROUP): group for group in optimizer.param_groups}
-    for group in state["optimizer"]["optimizer"]["param_groups"]:
+    # A mixture of experts has an optimizer for the experts beside the other, by their numbers.
+    stored = [state["optimizer"]] if len(parts(optimizer)) == 1 else state["optimizer"].values()
+    for group in chain.from_iterable(part["optimizer"]["param_groups"] for part in stored):
         now = by_kind.get(tuple(group.get(key) for key in _KINDS_OF_GROUP), {})
         group.update({key: now[key] for key in _SETTINGS_OF_GROUP if key in now and key in group})
     optimizer.load_state_dict(state["optimizer"])

@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from megasharp.common.errors import UserError, one_line
-from megasharp.common.records import ParallelLayout, Segments, as_dtype, dtype_name
+from megasharp.common.layout import ParallelLayout
+from megasharp.common.records import Segments, as_dtype, dtype_name
 from megasharp.config.policy import PolicyConfig
 from megasharp.convert.architecture import Architecture, differences, model_arguments
 from megasharp.convert.compare_tensors import Comparison, Described, to_round

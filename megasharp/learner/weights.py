@@ -23,6 +23,7 @@ from megasharp.common.errors import UserError, one_line
 from megasharp.common.records import dtype_name
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.families import Family
+from megasharp.convert.families.family import is_of_expert
 from megasharp.convert.hf_folder import (
     HFReader,
     TensorReader,
@@ -37,22 +38,33 @@ from megasharp.convert.lora import is_adapter
 from megasharp.convert.mapping import Shard
 from megasharp.convert.model_folder import ModelFolder, model_folder
 from megasharp.convert.record import is_finite
-from megasharp.learner.layer_spec import adapted_weights, local_name
+from megasharp.learner.adapters import adapted_weights
+from megasharp.learner.layer_spec import local_name
 from megasharp.learner.parallel import Place
 from megasharp.learner.sharded_state import load_base
 
 # The beginning of a decoder layer's parameter names, with the layer's number: of a chunk, or of the whole model.
 LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
+_EXPERT = re.compile(r"(?<=\.local_experts\.)\d+")
 
 
 def global_parameters(chunks: Sequence[GPTModel]) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Yield the parameters of this rank's chunks by their names in the local layer spec, with global layer numbers."""
+    """Yield the parameters of this rank's chunks by their names in the local layer spec.
+
+    Numbers of layers and experts are those of the whole model.
+    """
     for chunk in chunks:
-        numbers = {str(i): layer.layer_number - 1 for i, layer in enumerate(chunk.decoder.layers)}
+        layers = chunk.decoder.layers
         for own, parameter in chunk.named_parameters():
             name = local_name(own)
-            layer = LAYER.match(name)
-            yield (f"decoder.layers.{numbers[layer[1]]}.{name[layer.end() :]}" if layer else name), parameter
+            found = LAYER.match(name)
+            if found is None:
+                yield name, parameter
+                continue
+            layer = layers[int(found[1])]
+            rest = name[found.end() :]
+            first = layer.mlp.local_expert_indices[0] if is_of_expert(name) else 0
+            yield f"decoder.layers.{layer.layer_number - 1}.{_moved(rest, first)}", parameter
 
 
 @torch.no_grad()
@@ -61,11 +73,11 @@ def load_hf(chunks: Sequence[GPTModel], reader: TensorReader, family: Family, ar
 
     Raises UserError where a file cannot be read.
     """
-    tp = parallel_state.get_tensor_model_parallel_world_size()
     for name, parameter in global_parameters(chunks):
         if is_adapter(name):
             continue
-        shard = megatron_tensor(reader, family, arch, name, place.tp, tp)
+        part = _part(name, place)
+        shard = megatron_tensor(reader, family, arch, name, part.rank, part.count)
         assert shard.shape == parameter.shape, f"{name}: {tuple(shard.shape)} for {tuple(parameter.shape)}"
         parameter.copy_(shard.to(parameter.dtype))
 
@@ -78,15 +90,17 @@ def export_stage(
 
     Adapters are merged into the weights that leave; the model's own stay as they are.
 
-    Every rank of the data-parallel rank 0 must iterate to the end, because shards are gathered; others yield nothing.
-    With `everywhere` all ranks must iterate and all yield, and tensors may be the parameters' own memory.
+    Every rank of the first copy must iterate to the end, because shards are gathered; others yield nothing. With
+    `everywhere` all ranks must iterate and all yield, and tensors may be the parameters' own memory. Experts of one
+    number come from all expert-parallel ranks at once.
     """
-    if not place.first_copy and not everywhere:
-        return
     group = parallel_state.get_tensor_model_parallel_group()
+    expert_group = parallel_state.get_expert_tensor_and_model_parallel_group()
     adapted = dict(adapted_weights(chunks))
     for name, parameter in global_parameters(chunks):
-        if is_adapter(name):
+        of_expert = is_of_expert(name)
+        takes_part = place.first_copy_of_experts if of_expert else place.first_copy
+        if is_adapter(name) or not (takes_part or everywhere):
             continue
         if parameter in adapted:
             value = adapted[parameter].merged_weight()
@@ -96,9 +110,15 @@ def export_stage(
                 # In memory of its own: the receiver may make a NumPy array of it, and torch then never again empties
                 # its storage, which offloading does to parameters.
                 value = value.clone()
-        shards = _gather_shards(value, parameter, group)
+        cut = of_expert or getattr(parameter, "tensor_model_parallel", False)
+        shards = _gathered(value, expert_group if of_expert else group) if cut else [value]
         if place.exports or everywhere:
-            yield from hf_tensors(family, arch, name, shards)
+            # Behind an expert-parallel rank's experts are the next rank's.
+            ranks = parallel_state.get_expert_model_parallel_world_size() if of_expert else 1
+            experts, width = (arch.experts.count if arch.experts else 0) // ranks, len(shards) // ranks
+            for number in range(ranks):
+                own = _moved(name, (number - place.ep) * experts)
+                yield from hf_tensors(family, arch, own, shards[number * width : (number + 1) * width])
 
 
 def weight_views(
@@ -108,18 +128,29 @@ def weight_views(
 
     None with adapters, which must be merged into weights that leave.
     """
-    part = Shard(place.tp, parallel_state.get_tensor_model_parallel_world_size())
     views: list[TensorView] = []
     for name, parameter in global_parameters(chunks):
         if is_adapter(name):
             return None
-        views += hf_views(family, arch, name, parameter.detach(), part)
+        views += hf_views(family, arch, name, parameter.detach(), _part(name, place))
     return views
 
 
-def _gather_shards(value: Tensor, parameter: torch.nn.Parameter, group: dist.ProcessGroup) -> list[Tensor]:
-    """Gather all tensor-parallel parts in rank order; just this one where the parameter is replicated."""
-    if dist.get_world_size(group) == 1 or not getattr(parameter, "tensor_model_parallel", False):
+def _part(name: str, place: Place) -> Shard:
+    """Return this rank's part of a parameter among the ranks that share it."""
+    if is_of_expert(name):
+        return Shard(place.etp, parallel_state.get_expert_tensor_parallel_world_size())
+    return Shard(place.tp, parallel_state.get_tensor_model_parallel_world_size())
+
+
+def _moved(name: str, by: int) -> str:
+    """Return the name of the parameter of an expert whose number is larger `by` this; other names as they are."""
+    return _EXPERT.sub(lambda number: str(int(number[0]) + by), name)
+
+
+def _gathered(value: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+    """Gather the values of all ranks, in their order."""
+    if dist.get_world_size(group) == 1:
         return [value]
     shards = [torch.empty_like(value) for _ in range(dist.get_world_size(group))]
     dist.all_gather(shards, value.contiguous(), group=group)
@@ -194,8 +225,8 @@ class _HuggingFace:
         if not_finite is None:
             return
         parameter, dtype = not_finite
-        rule, layer = self.family.rule_for(self.architecture, parameter)
-        names = [name.format(layer=layer) for name in rule.hf]
+        rule, at = self.family.rule_for(self.architecture, parameter)
+        names = [at.name(name) for name in rule.hf]
         # Where all are finite as they are stored, it is the learner's dtype that is too short.
         name = next((name for name in names if not is_finite(self._reader.tensor(name))), None)
         if name is not None:

@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor
 
-from megasharp.common.records import MicroBatch, Segments, TokenInputs
+from megasharp.common.records import MicroBatch, Segments
 
 
 def split(micro: MicroBatch, row_multiple: int) -> tuple[MicroBatch | None, MicroBatch | None]:
@@ -50,7 +50,13 @@ def _select(micro: MicroBatch, chosen_runs: Tensor, chosen_S: Tensor, row_multip
     prefix = torch.where(prefix >= 0, _numbers(chosen_runs)[prefix.clamp(min=0)], -1)
     if padding:
         length, prefix = torch.cat([length, length.new_tensor([padding])]), torch.cat([prefix, prefix.new_tensor([-1])])
-    tokens_P, positions_P = micro.tokens_P[chosen_P], micro.positions_P[chosen_P]
+    tokens_P, positions_P, experts_PLK = micro.tokens_P[chosen_P], micro.positions_P[chosen_P], micro.experts_PLK
+    if experts_PLK is not None:
+        anywhere = torch.arange(experts_PLK.shape[-1], dtype=experts_PLK.dtype)
+        experts_PLK = torch.cat([experts_PLK[chosen_P], anywhere.expand(padding, *experts_PLK.shape[1:])])
+    values = {field.name: getattr(micro.inputs, field.name) for field in fields(micro.inputs)}
+    inputs = {name: value[chosen_T] for name, value in values.items() if isinstance(value, Tensor)}
+    inputs["seq_T"] = _numbers(chosen_S)[inputs["seq_T"]]
     return MicroBatch(
         tokens_P=torch.cat([tokens_P, tokens_P.new_zeros(padding)]),
         positions_P=torch.cat([positions_P, torch.arange(padding, dtype=positions_P.dtype)]),
@@ -59,19 +65,13 @@ def _select(micro: MicroBatch, chosen_runs: Tensor, chosen_S: Tensor, row_multip
         targets_T=micro.targets_T[chosen_T],
         length_S=micro.length_S[chosen_S],
         advantage_T=micro.advantage_T[chosen_T],
-        inputs=_select_tokens(micro.inputs, chosen_T, chosen_S),
+        inputs=replace(micro.inputs, **inputs, num_sequences=int(chosen_S.sum())),
         sequence_ids=tuple(
             one for one, is_chosen in zip(micro.sequence_ids, chosen_S.tolist(), strict=True) if is_chosen
         ),
         padding=padding,
+        experts_PLK=experts_PLK,
     )
-
-
-def _select_tokens(inputs: TokenInputs, chosen_T: Tensor, chosen_S: Tensor) -> TokenInputs:
-    values = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
-    chosen = {name: value[chosen_T] for name, value in values.items() if isinstance(value, Tensor)}
-    chosen["seq_T"] = _numbers(chosen_S)[chosen["seq_T"]]
-    return replace(inputs, **chosen, num_sequences=int(chosen_S.sum()))
 
 
 def _numbers(chosen: Tensor) -> Tensor:

@@ -22,7 +22,8 @@ from torch._C._distributed_c10d import HashStore
 
 from megasharp.batching.delivery import updates_of
 from megasharp.batching.packing import PackLayout, pack, row_multiple
-from megasharp.common.records import ParallelLayout, StepBatch, as_dtype
+from megasharp.common.layout import ParallelLayout
+from megasharp.common.records import StepBatch, as_dtype
 from megasharp.learner.learner import POLICY, LearnerSettings, Rank
 from megasharp.learner.parallel import device_of_rank, meet
 

@@ -19,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from megasharp.common.records import ParallelLayout, Segments, as_dtype
+from megasharp.common.layout import ParallelLayout
+from megasharp.common.records import Segments, as_dtype
 from megasharp.config.policy import PolicyConfig
-from megasharp.convert.architecture import Architecture, RopeParameters
+from megasharp.convert.architecture import Architecture, Experts, RopeParameters
 from megasharp.learner.attention import rotary_tables
 from megasharp.learner.model import build_chunks, transformer_config
 from megasharp.learner.packed import packed_rows
@@ -34,11 +35,16 @@ import stand_in_flash
 CPU = torch.device("cpu")
 
 
-def architecture(layers: int, qk_norm: bool) -> Architecture:
+# What is peculiar to a family's norms of queries and keys: there are none, or each head has its own, or all have one.
+NORMS = ("head", "none", "whole")
+
+
+def architecture(layers: int, norms: str, experts: Experts | None = None) -> Architecture:
     return Architecture(
         family="qwen3", num_layers=layers, hidden=64, heads=8, kv_heads=2, head_dim=16, ffn=160, vocab=128,
-        norm_eps=1e-6, rope_parameters=RopeParameters(1e4), max_positions=512, tied=False, qkv_bias=not qk_norm,
-        qk_norm=qk_norm, dtype="float32",
+        norm_eps=1e-6, rope_parameters=RopeParameters(1e4), max_positions=512, tied=False,
+        qkv_bias=norms == "none", qk_norm=norms == "head", dtype="float32", qk_norm_whole=norms == "whole",
+        post_norm=norms == "whole", experts=experts,
     )  # fmt: skip
 
 
@@ -58,14 +64,24 @@ def use_gpu_operators(patch: pytest.MonkeyPatch) -> None:
 
 
 def kept(
-    arch: Architecture, layout: ParallelLayout, dtype: torch.dtype, recompute: str, tokens: int, modules: Sequence[str]
+    arch: Architecture,
+    layout: ParallelLayout,
+    dtype: torch.dtype,
+    recompute: str,
+    tokens: int,
+    modules: Sequence[str],
+    fused: bool,
 ) -> int:
-    """Bytes of all storages that autograd keeps after a forward pass, weights left out, each counted once."""
+    """Bytes of all storages that autograd keeps after a forward pass, weights left out, each counted once.
+
+    `fused`: experts compute SwiGLU and the router's weight as on a GPU, in one function.
+    """
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=layout.world)
     with megatron_device(CPU):
         place = initialize(layout, 1, gloo=False)
         policy = PolicyConfig(recompute=recompute, recompute_modules=list(modules))
         config = transformer_config(arch, layout, dtype, policy, {})
+        config.bias_activation_fusion, config.use_te_activation_func = fused, not fused
         (model,) = build_chunks(config, arch, place)
         for parameter in model.parameters():
             torch.nn.init.ones_(parameter)
@@ -98,28 +114,35 @@ def cases(every: bool) -> list[tuple[str, tuple[str, ...], int]]:
     return found + [("selective", modules, 1) for modules in others]
 
 
-def measured(device: str, dtype: str, qk_norm: bool) -> dict[str, float]:
+# Mixtures in place of the MLP: more experts, more of them a token, and a softmax before the choice.
+MIXTURES = {"8of2": Experts(8, 2, 48, True), "16of4": Experts(16, 4, 32, True), "8of3": Experts(8, 3, 48, False)}
+
+
+def measured(device: str, dtype: str, norms: str, mixture: str = "none") -> dict[str, float]:
     """Bytes per token of one more layer, by case."""
-    tokens, results = 256, {}
-    for recompute, modules, tp in cases(qk_norm):
-        layout = ParallelLayout(tp=tp)
+    tokens, results, experts = 256, {}, MIXTURES.get(mixture)
+    for recompute, modules, tp in cases(norms != "none"):
+        layout, fused = ParallelLayout(tp=tp), device == "cuda" and experts is not None
         sizes = [
-            kept(architecture(layers, qk_norm), layout, as_dtype(dtype), recompute, tokens, modules)
+            kept(architecture(layers, norms, experts), layout, as_dtype(dtype), recompute, tokens, modules, fused)
             for layers in (2, 3)
         ]
-        key = f"{device} {qk_norm} {dtype} {recompute} {','.join(modules)} {tp}"
+        key = f"{device} {norms} {dtype} {recompute} {','.join(modules)} {tp} {mixture}"
         results[key] = (sizes[1] - sizes[0]) / tokens
     return results
 
 
 def main() -> None:
     results = {}
-    for qk_norm in (True, False):
+    for norms in NORMS:
         for dtype in ("bfloat16", "float32"):
-            results |= measured("cpu", dtype, qk_norm)
+            results |= measured("cpu", dtype, norms)
         with pytest.MonkeyPatch.context() as patch:
             use_gpu_operators(patch)
-            results |= measured("cuda", "bfloat16", qk_norm)
+            results |= measured("cuda", "bfloat16", norms)
+            for mixture in MIXTURES if norms == "head" else ():
+                results |= measured("cuda", "bfloat16", norms, mixture)
+    results |= measured("cpu", "bfloat16", "head", "8of2") | measured("cpu", "float32", "head", "8of2")
     json.dump(results, sys.stdout)
 
 

@@ -19,7 +19,8 @@ from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.kl import KLParams
 from megasharp.algos.recipe import Recipe
 from megasharp.batching.packing import PackLayout, pack
-from megasharp.common.records import MicroBatch, ParallelLayout, Sequence, StepBatch
+from megasharp.common.layout import ParallelLayout
+from megasharp.common.records import MicroBatch, Sequence, StepBatch
 from megasharp.config.policy import OptimizerConfig, PolicyConfig
 from megasharp.learner.learner import POLICY, LearnerSettings, Rank, RankLearner
 from megasharp.learner.ranks.all_ranks import RanksLearner
@@ -87,7 +88,35 @@ MODELS: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "sliding_attention"],
         "rope_theta": 1e8,
     },
+    "olmo2": {"tie_word_embeddings": False, "rope_theta": 500000},
+    "olmo2-tied": {"tie_word_embeddings": True, "num_key_value_heads": 4},
+    "qwen3moe": {
+        "tie_word_embeddings": False,
+        "head_dim": 8,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "norm_topk_prob": True,
+    },
+    # Weights of the chosen experts that do not add up to 1.
+    "qwen3moe-tied": {
+        "tie_word_embeddings": True,
+        "head_dim": 8,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 12,
+        "norm_topk_prob": False,
+    },
+    "mixtral": {
+        "tie_word_embeddings": False,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 6,
+        "rope_theta": 1e6,
+    },
 }
+# The rows of MODELS that are mixtures of experts.
+MIXTURES = ("qwen3moe", "qwen3moe-tied", "mixtral")
 LAYOUTS = {
     "tp1": ParallelLayout(),
     "tp2": ParallelLayout(tp=2),
@@ -101,6 +130,26 @@ LAYOUTS = {
     "tp2cp2": ParallelLayout(tp=2, cp=2),
     "pp2cp2": ParallelLayout(pp=2, cp=2),
     "dp2cp2": ParallelLayout(dp=2, cp=2),
+    "ep2": ParallelLayout(dp=2, ep=2),
+    "tp2ep2": ParallelLayout(tp=2, ep=2),
+    "cp2ep2": ParallelLayout(cp=2, ep=2),
+    "pp2ep2": ParallelLayout(dp=2, pp=2, ep=2),
+    "tp2etp2": ParallelLayout(tp=2, etp=2),
+    "ep2etp2": ParallelLayout(dp=2, tp=2, ep=2, etp=2),
+    "tp2dp2ep2": ParallelLayout(dp=2, tp=2, ep=2),
+    "ep4": ParallelLayout(dp=4, ep=4),
+}
+
+
+_CLASSES = {
+    "qwen3": "Qwen3",
+    "qwen2": "Qwen2",
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "ministral": "Ministral",
+    "qwen3moe": "Qwen3Moe",
+    "mixtral": "Mixtral",
+    "olmo2": "Olmo2",
 }
 
 
@@ -109,8 +158,7 @@ def make_model(name: str, **overrides: object) -> PreTrainedModel:
     # The ranks import this file too, and do not need transformers' models.
     import transformers
 
-    kind = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama", "mistral": "Mistral", "ministral": "Ministral"}
-    family = kind[name.partition("-")[0]]
+    family = _CLASSES[name.partition("-")[0]]
     config = getattr(transformers, f"{family}Config")(**{**SIZES, **MODELS[name], **overrides})
     torch.manual_seed(sum(map(ord, name)))
     model: PreTrainedModel = getattr(transformers, f"{family}ForCausalLM")(config)

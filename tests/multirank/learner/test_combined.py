@@ -28,7 +28,7 @@ from policies import (
 )
 from torch import Tensor
 
-from megasharp.common.records import ParallelLayout
+from megasharp.common.layout import ParallelLayout
 from megasharp.config.policy import LoraConfig
 from megasharp.convert.lora import TARGETS
 
@@ -57,6 +57,20 @@ CASES = (
     Case("tp2dp2, overlap", LAYOUTS["tp2dp2"], {"recompute": "full", **OVERLAP}),
     Case("pp2dp2, overlap", ParallelLayout(pp=2, dp=2), OVERLAP),
     Case("pp3vpp2cp2, overlap", replace(LAYOUTS["pp3vpp2"], cp=2), {"head": "chunked", **OVERLAP}),
+)
+
+
+EXPERT_ADAPTERS = LoraConfig(rank=3, alpha=6.0, targets=["qkv", "proj"])
+# Of a mixture of experts.
+EXPERT_CASES = (
+    Case("ep2, offload", LAYOUTS["ep2"], {"recompute": "full", "head": "chunked", "offload": EVERYWHERE}),
+    Case("ep2, optimizer offload", LAYOUTS["ep2"], {"optimizer_offload": True, **OVERLAP}),
+    Case("tp2ep2, allgather", LAYOUTS["tp2ep2"], {"recompute": "selective", "experts": {"dispatcher": "allgather"}}),
+    Case("tp2etp2, overlap", LAYOUTS["tp2etp2"], OVERLAP),
+    Case("ep2, adapters", LAYOUTS["ep2"], {"recompute": "full"}, EXPERT_ADAPTERS),
+    Case("pp2ep2, adapters", LAYOUTS["pp2ep2"], {}, EXPERT_ADAPTERS),
+    Case("ep2etp2", LAYOUTS["ep2etp2"], {"recompute": "selective", "offload": EVERYWHERE}),
+    Case("pp3vpp2, ep2", replace(LAYOUTS["pp3vpp2"], dp=2, ep=2), OVERLAP),
 )
 
 
@@ -108,7 +122,24 @@ def alone(folder: str, tmp_path_factory: pytest.TempPathFactory) -> dict[LoraCon
 def test_together_they_are_one_rank_without(
     folder: str, alone: dict[LoraConfig | None, Trained], world: int, tmp_path: Path
 ) -> None:
-    cases = [case for case in CASES if case.layout.world == world]
+    assert_same_as_alone(folder, [case for case in CASES if case.layout.world == world], alone, tmp_path)
+
+
+@pytest.mark.long("layouts")
+@pytest.mark.parametrize("world", sorted({case.layout.world for case in EXPERT_CASES}))
+def test_experts_on_ranks_are_one_rank_without(tmp_path: Path, world: int) -> None:
+    folder = save_model(tmp_path, "qwen3moe", num_hidden_layers=6)
+    (tmp_path / "alone").mkdir()
+    plain = [Case("plain", LAYOUTS["tp1"], lora=lora) for lora in (None, EXPERT_ADAPTERS)]
+    results = run_ranks(1, train, folder, tmp_path / "alone", plain)[0]
+    alone = {case.lora: result for case, result in zip(plain, results, strict=True)}
+    assert_same_as_alone(folder, [case for case in EXPERT_CASES if case.layout.world == world], alone, tmp_path)
+
+
+def assert_same_as_alone(
+    folder: str, cases: list[Case], alone: dict[LoraConfig | None, Trained], tmp_path: Path
+) -> None:
+    world = cases[0].layout.world
     for case, got in zip(cases, run_ranks(world, train, folder, tmp_path, cases)[0], strict=True):
         want = alone[case.lora]
         for figures, expected in zip(got.figures, want.figures, strict=True):

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "learner"))
 import stand_in_flash
 from plain_attention import inputs, segments_of, visible, written_out
 
-from megasharp.common.records import ParallelLayout
+from megasharp.common.layout import ParallelLayout
 from megasharp.convert.hf_folder import read_config
 from megasharp.learner.attention import attend
 from megasharp.learner.context_parallel import ContextCut, GroupExchange

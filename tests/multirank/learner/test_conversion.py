@@ -21,7 +21,7 @@ from megasharp.learner.weights import global_parameters, load_hf
 
 LOADED_AT = {2: ("tp2", "pp2"), 4: ("tp2pp2",)}
 # (model, tp, pp): the other families' tables are in test_hf_parity, what is asked here is the checkpoint's cut.
-CONVERSIONS = (("qwen3-tied", 1, 1), ("qwen3", 2, 2), ("qwen2", 2, 1))
+CONVERSIONS = (("qwen3-tied", 1, 1), ("qwen3", 2, 2), ("qwen2", 2, 1), ("olmo2", 2, 2))
 HINTED = "qwen3-2-2"
 QKV = "decoder.layers.self_attention.linear_qkv.weight"
 

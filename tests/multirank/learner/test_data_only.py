@@ -13,7 +13,7 @@ from planted import PLACES, Command, plant
 from torch.distributed.checkpoint.metadata import StorageMeta
 
 from megasharp.common.errors import UserError
-from megasharp.common.records import ParallelLayout
+from megasharp.common.layout import ParallelLayout
 from megasharp.config.policy import PolicyConfig
 from megasharp.convert.hf_folder import read_config
 from megasharp.learner.conversion import hf_to_megatron, megatron_to_hf

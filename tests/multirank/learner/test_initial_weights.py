@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from megasharp.common.errors import UserError
-from megasharp.common.records import ParallelLayout, StepStats
+from megasharp.common.layout import ParallelLayout
+from megasharp.common.records import StepStats
 from megasharp.config.policy import LoraConfig
 from megasharp.convert.lora import TARGETS
 from megasharp.learner.conversion import hf_to_megatron

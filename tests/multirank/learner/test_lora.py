@@ -55,7 +55,12 @@ class Case:
     recompute: str = "none"
 
 
-CASES = (Case("qwen2", ALL), Case("qwen3-tied", ALL, ("grpo", "kl")), Case("qwen3-tied", SOME))
+CASES = (
+    Case("qwen2", ALL),
+    Case("qwen3-tied", ALL, ("grpo", "kl")),
+    Case("qwen3-tied", SOME),
+    Case("olmo2", ALL),
+)
 
 
 def values(root: Path, case: Case, layout: str, **overrides: Any) -> LearnerSettings:
@@ -136,7 +141,7 @@ def projections(root: Path, case: Case) -> dict[str, tuple[str, ...]]:
     _, family, arch = read_config(root / case.model)
     maps = [f"decoder.layers.{n}.{MODULES[target]}" for n in range(arch.num_layers) for target in case.lora.targets]
     rules = [(name, *family.rule_for(arch, f"{name}.weight")) for name in maps]
-    return {name: tuple(hf.format(layer=layer) for hf in rule.hf) for name, rule, layer in rules}
+    return {name: tuple(at.name(hf) for hf in rule.hf) for name, rule, at in rules}
 
 
 # Against the plain formula in float64.
@@ -246,6 +251,7 @@ def plain_gradients(
 GRADIENTS = (
     CASES[0],
     CASES[2],
+    CASES[3],
     Case("qwen3-tied", ALL, recompute="full"),
     Case("qwen3-tied", SOME, recompute="selective"),
 )

@@ -16,7 +16,7 @@ from pretended_cuda import GPU, RUNTIME, all_on, pretended_cuda
 from torch import Tensor
 
 from megasharp.common.errors import UserError
-from megasharp.common.records import ParallelLayout
+from megasharp.common.layout import ParallelLayout
 from megasharp.learner import flash_varlen, optimizer_offload
 from megasharp.learner.learner import POLICY, LearnerSettings, Rank, RankLearner
 from megasharp.learner.optimizer import parts

@@ -12,7 +12,8 @@ from pairs import Case, all_pairs, product
 from policies import learner_on, optimizer_settings, packed, ragged_sequences, recipe, save_model, settings, weights_of
 from torch import Tensor
 
-from megasharp.common.records import ParallelLayout, StepStats
+from megasharp.common.layout import ParallelLayout
+from megasharp.common.records import StepStats
 
 METHOD = recipe(("grpo", "kl"))
 AXES = {

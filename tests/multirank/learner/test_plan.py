@@ -10,15 +10,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import each_case
 from waiting import HANG_S
 
-from megasharp.common.records import ParallelLayout
+from megasharp.common.layout import ParallelLayout
 from megasharp.config.policy import LoraConfig
 from megasharp.convert.hf_folder import read_config
 from megasharp.planner.formulas import layer_bytes_per_token
 from megasharp.planner.memory import stages
 from megasharp.planner.records import Network
-from tests.multirank.learner.layer_memory import architecture
+from tests.multirank.learner.layer_memory import MIXTURES, architecture
 
 REPOSITORY = Path(__file__).parents[3]
 MODELS = REPOSITORY / "configs" / "model"
@@ -63,6 +64,20 @@ def test_tables_count_what_megatron_builds() -> None:
     assert built(names, layout) == [counted(name, layout) for name in names]
 
 
+# Experts over data-parallel ranks, over these and tensor-parallel ones, in virtual stages, and each in parts.
+SPREAD = [
+    ("qwen3-30b-a3b", ParallelLayout(dp=8, ep=8)),
+    ("qwen3-30b-a3b", ParallelLayout(dp=4, tp=4, pp=4, vpp=2, ep=16)),
+    ("qwen3-235b-a22b", ParallelLayout(dp=4, tp=2, pp=2, cp=2, ep=8, etp=2)),
+    ("mixtral-8x7b-v0.1", ParallelLayout(dp=2, tp=8, pp=2, ep=4, etp=4)),
+]
+
+
+@each_case(("name", "layout"), SPREAD)
+def test_tables_count_the_experts_of_a_rank_as_megatron_builds_them(name: str, layout: ParallelLayout) -> None:
+    assert built([name], layout) == [counted(name, layout)]
+
+
 def test_adapters_are_counted_as_megatron_has_them() -> None:
     """On the first model alone; the other one is tied and has its embedding on both stages."""
     lora, layout = LoraConfig(rank=16, alpha=32.0, targets=["qkv", "proj", "fc1", "fc2"]), ParallelLayout(tp=4, pp=2)
@@ -90,10 +105,10 @@ def test_models_are_built_where_there_is_a_gpu_too() -> None:
 def test_a_layer_keeps_what_the_formula_says() -> None:
     """Within a thousandth (but for rounding), as on a CPU and as on a GPU, and one run, so that no block is padded."""
     measured = json.loads(run("-m", "tests.multirank.learner.layer_memory"))
-    assert len(measured) == 42
+    assert len(measured) == 66 + 5 * 8
     for case, size in measured.items():
-        device, qk_norm, dtype, recompute, modules, tp = case.split()
-        arch = architecture(2, qk_norm == "True")
+        device, norms, dtype, recompute, modules, tp, mixture = case.split()
+        arch = architecture(2, norms, MIXTURES.get(mixture))
         width = 2 if dtype == "bfloat16" else 4
         again, on_gpu = tuple(modules.split(",")), device == "cuda"
         planned = layer_bytes_per_token(arch, int(tp), width, recompute, again, on_gpu=on_gpu, padded=1.0)

@@ -14,14 +14,8 @@ import torch
 from policies import packed, ragged_sequences, recipe, save_model, settings
 from pretended_cuda import GPU, RUNTIME, MixedDevices, all_on, pretended_cuda
 
-from megasharp.common.records import (
-    MEMORY_PREFIX,
-    Completion,
-    GenerateRequest,
-    ParallelLayout,
-    SamplingParams,
-    StepStats,
-)
+from megasharp.common.layout import ParallelLayout
+from megasharp.common.records import MEMORY_PREFIX, Completion, GenerateRequest, SamplingParams, StepStats
 from megasharp.config.policy import LoraConfig
 from megasharp.convert.hf_folder import HFReader
 from megasharp.learner.learner import POLICY, LearnerSettings, RankLearner
@@ -31,7 +25,7 @@ from megasharp.trainer.factories import make_engine
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart"
 
-MODELS = ("qwen3-tied", "ministral")
+MODELS = ("qwen3-tied", "ministral", "olmo2")
 RECIPES = (
     ("grpo", "kl", "entropy_bonus"),
     ("dapo", "iac", "ds"),
@@ -83,7 +77,7 @@ def steps(
     ids="+".join,
 )
 def test_a_step_is_the_cpus(tmp_path: Path, methods: tuple[str, ...]) -> None:
-    folder = save_model(tmp_path, MODELS[RECIPES.index(methods) % 2])
+    folder = save_model(tmp_path, MODELS[RECIPES.index(methods) % len(MODELS)])
     expected, weights = steps(folder, methods, torch.device("cpu"))
     with pretended_cuda() as gpu:
         found, there = steps(folder, methods, gpu)

@@ -94,6 +94,26 @@ def test_two_ranks_sample_what_one_engine_samples(ranks: ProcessRanks, folders: 
     torch.testing.assert_close(scored.logp_T, its.logp_T)
 
 
+def test_ranks_that_hold_a_part_of_the_experts_each_sample_with_all(tmp_path: Path) -> None:
+    folder = Path(save_model(tmp_path, "qwen3moe-tied"))
+    folders, layout = EngineFolders(folder, records_experts=True), LAYOUTS["ep2"]
+    ranks = ProcessRanks({POLICY: settings(str(folder), layout, recipe().needs)}, CPU, tmp_path / "logs")
+    try:
+        engines = RankEngines(RanksLearner(ranks), None, 2, folders)
+        InPlaceSync(engines, version=4).push(RanksLearner(ranks), None)
+        one = InProcessEngine(folder, dtype=torch.float32, device=CPU, records_experts=True)
+        InProcessSync(one, version=4).push(RanksLearner(ranks), None)
+        sampled = zip(engines.generate(REQUESTS, SAMPLING), one.generate(REQUESTS, SAMPLING), strict=True)
+        for request, (ours, theirs) in zip(REQUESTS, sampled, strict=True):
+            for completion, other in zip(ours, theirs, strict=True):
+                same(completion, other)
+                assert completion.experts is not None and other.experts is not None
+                assert completion.experts.shape == (len(request.tokens) + completion.length - 1, 4, 3)
+                assert torch.equal(completion.experts.sort().values, other.experts.sort().values)
+    finally:
+        ranks.close()
+
+
 def test_what_an_engine_refuses_reads_the_same(ranks: ProcessRanks, folders: EngineFolders) -> None:
     engines = engines_in(ranks, folders)
     with pytest.raises(UserError, match=r"^a prompt holds token ids 1\.\.60, but the model's vocabulary has 53"):

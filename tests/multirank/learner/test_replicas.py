@@ -12,7 +12,7 @@ from launch import run_ranks
 from policies import LAYOUTS, learner_on, packed, ragged_sequences, recipe, save_model, settings
 from torch import Tensor
 
-from megasharp.common.records import ParallelLayout
+from megasharp.common.layout import ParallelLayout
 from megasharp.config.policy import LoraConfig
 from megasharp.convert.lora import TARGETS
 from megasharp.learner.learner import RankLearner
@@ -21,6 +21,7 @@ from megasharp.learner.replicas import Checksums, _Summing, difference
 from megasharp.learner.weights import global_parameters
 
 FC1, NORM = "decoder.layers.1.mlp.linear_fc1.weight", "decoder.layers.0.input_layernorm.weight"
+EXPERT = "decoder.layers.1.mlp.experts.local_experts.3.linear_fc1.weight"
 EMBEDDING = "embedding.word_embeddings.weight"
 Find = Callable[[RankLearner], Tensor | None]
 
@@ -62,6 +63,7 @@ FLIPS: dict[str, tuple[Find, str]] = {
     "main": (state(NORM, "main"), f"main weights of {NORM}, elements "),
     "tied moment": (state("output_layer.weight", "exp_avg"), f"exp_avg of {EMBEDDING}"),
     "frozen": (weight(FC1), FC1),
+    "expert": (weight(EXPERT), EXPERT),
 }
 
 
@@ -111,6 +113,8 @@ CASES = [
             ("tp2pp2", False, ["norm", "moment", "tied", "tied moment"], {}),
             ("pp2", True, ["tied", "tied moment"], {}),
             ("dp2", True, ["weight"], {"overlap": True}),
+            ("tp2dp2ep2", True, ["expert", "norm", "moment", "main"], {}),
+            ("tp2etp2", False, ["norm", "moment"], {}),
         ]
     ),
 ]
@@ -121,8 +125,9 @@ def test_copies_are_equal_and_a_flipped_bit_is_named(
     tmp_path: Path, name: str, bf16: bool, flips: list[str], overrides: dict[str, object]
 ) -> None:
     layout = LAYOUTS[name]
-    # Its projections have biases, which tensor parallelism cuts.
-    folder = save_model(tmp_path, "qwen2-tied" if name == "tp2" else "qwen3-tied")
+    # Qwen2's projections have biases, which tensor parallelism cuts.
+    mixture = layout.ep > 1 or layout.etp > 1
+    folder = save_model(tmp_path, "qwen3moe" if mixture else "qwen2-tied" if name == "tp2" else "qwen3-tied")
     (before, after, *said, mended), *others = run_ranks(layout.world, texts_of, folder, layout, bf16, flips, overrides)
     assert before is after is mended is None
     assert all(other == [before, after, *said, mended] for other in others)

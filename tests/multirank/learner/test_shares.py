@@ -17,7 +17,7 @@ from launch import run_ranks
 from policies import CPU, recipe, save_model, settings
 from torch import Tensor
 
-from megasharp.common.records import ParallelLayout
+from megasharp.common.layout import ParallelLayout
 from megasharp.learner.learner import POLICY, LearnerSettings, RankLearner
 from megasharp.learner.parallel import destroy, initialize, megatron_device
 from megasharp.learner.ranks.processes import ProcessRanks, RankDied

@@ -57,6 +57,8 @@ class Case:
 
 
 FP32, BF16 = Case("qwen3-tied", torch.float32), Case("qwen2", torch.bfloat16)
+OLMO2 = Case("olmo2", torch.float32)
+EXPERTS, EXPERTS_BF16 = Case("qwen3moe", torch.float32), Case("mixtral", torch.bfloat16)
 LORA = Case("qwen3-tied", torch.float32, LoraConfig(rank=4, alpha=8.0, targets=list(TARGETS)))
 # Which checkpoint (case and layout it was saved at) is loaded at which layout.
 RESUMES = (
@@ -74,15 +76,26 @@ RESUMES = (
     (FP32, "pp2", "pp2"),
     (FP32, "cp2", "tp1"),
     (FP32, "tp1", "cp2"),
+    (OLMO2, "tp1", "tp2"),
+    (OLMO2, "tp2pp2", "tp1"),
     (LORA, "tp1", "tp1"),
     (LORA, "tp1", "tp2"),
     (LORA, "dp2", "dp2"),
     (LORA, "tp2pp2", "tp1"),
     (LORA, "cp2", "tp1"),
     (LORA, "tp1", "cp2"),
+    (EXPERTS, "ep2", "tp1"),
+    (EXPERTS, "tp1", "ep2"),
+    (EXPERTS, "tp2", "ep2"),
+    (EXPERTS, "ep2", "tp2etp2"),
+    (EXPERTS, "pp2", "ep2"),
+    (EXPERTS_BF16, "ep2", "ep2"),
+    (EXPERTS_BF16, "ep2", "tp1"),
+    (EXPERTS, "ep2", "ep2"),
 )
 # Of these a slice takes the rest: another number of ranks, bf16 and adapters each once.
 FEW = ((FP32, "tp1", "tp1"), (BF16, "tp1", "tp1"), (LORA, "tp1", "tp1"), (FP32, "tp1", "tp2"), (FP32, "tp2", "pp2"))
+FEW += ((EXPERTS, "ep2", "ep2"),)
 Resume = tuple[Case, str, str]
 
 
@@ -206,8 +219,11 @@ class Runs:
 def runs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Runs:
     resumes = FEW if request.param == "few" else [resume for resume in RESUMES if resume not in FEW]
     root = tmp_path_factory.mktemp("state")
-    save_model(root, FP32.model)
+    for model in (FP32.model, OLMO2.model):
+        save_model(root, model)
     save_model(root, BF16.model, dtype="bfloat16")
+    save_model(root, EXPERTS.model)
+    save_model(root, EXPERTS_BF16.model, dtype="bfloat16")
     sequences = ragged_sequences()
     saves = list(dict.fromkeys((case, saved_at) for case, saved_at, _ in resumes))
     saved: dict[tuple[Case, str], Point] = {}

@@ -9,7 +9,7 @@ import torch
 from policies import packed, ragged_sequences, recipe, save_model, settings
 
 from megasharp.algos.base import Needs, OldLogp
-from megasharp.common.records import ParallelLayout
+from megasharp.common.layout import ParallelLayout
 from megasharp.learner.forward import StageTimers
 from megasharp.learner.learner import POLICY
 from megasharp.learner.ranks.all_ranks import OneRank, RanksLearner

@@ -12,7 +12,7 @@ import pytest
 import torch
 from policies import make_model, save_model
 from torch import Tensor
-from transformer_engine_program import MODELS, STEPS, Trained
+from transformer_engine_program import MIXTURE, MODELS, STEPS, Trained
 from waiting import HANG_S
 
 if TYPE_CHECKING:
@@ -23,13 +23,22 @@ pytestmark = pytest.mark.long("layouts")
 STAND_INS = Path(__file__).resolve().parents[2] / "stand_ins"
 PROGRAM = Path(__file__).with_name("transformer_engine_program.py")
 # As many norms are fused as stand before a linear map that is not adapted.
-FUSED = {"lora": 4, **dict.fromkeys((*MODELS, "selective", "full", "bfloat16"), 8)}
+# Before a router a norm stands alone.
+FUSED = {
+    **dict.fromkeys((*MODELS, "selective", "full", "bfloat16"), 8),
+    "lora": 4,
+    MIXTURE: 4,
+    "olmo2": 0,
+    "olmo2-lora": 0,
+}
+# All four maps of each of four layers, but none of a weight that is frozen beside adapters. A layer's experts are two.
+SUMS = {**dict.fromkeys(FUSED, 16), "lora": 0, "olmo2-lora": 0}
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("engine")
-    for name in MODELS:
+    for name in (*MODELS, MIXTURE):
         save_model(folder, name)
     path = os.pathsep.join([str(STAND_INS), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, str(PROGRAM), str(folder), str(folder / "results")]
@@ -61,8 +70,7 @@ def test_the_engines_modules_are_used_where_they_are_asked_for(results: Results)
     assert {name for name, _, _ in cases} == FUSED.keys() and {world for _, world, _ in cases} == {1, 2}
     for name, _, both in cases:
         assert (both[False].fused, both[True].fused) == (0, FUSED[name])
-        # Four maps a layer, but none of a weight that is frozen beside adapters.
-        assert (both[False].sums, both[True].sums) == (0, 0 if name == "lora" else 2 * FUSED[name])
+        assert (both[False].sums, both[True].sums) == (0, SUMS[name])
 
 
 def test_weights_come_in_and_go_out_bit_for_bit(results: Results) -> None:

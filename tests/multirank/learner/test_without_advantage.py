@@ -15,7 +15,8 @@ from torch import Tensor
 
 from megasharp.algos.dlc import cross_entropy_recipe
 from megasharp.algos.recipe import Recipe
-from megasharp.common.records import MicroBatch, ParallelLayout, Sequence, StepStats
+from megasharp.common.layout import ParallelLayout
+from megasharp.common.records import MicroBatch, Sequence, StepStats
 from megasharp.learner.forward import Passes
 from megasharp.learner.learner import RankLearner
 from megasharp.learner.without_advantage import split

@@ -9,7 +9,7 @@ stand-in. `FOLDER` holds models that transformers wrote. Used by test_transforme
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from launch import run_ranks
-from policies import LAYOUTS, changed, learner_on, packed, ragged_sequences, recipe, save, settings, weights_of
+from policies import (
+    LAYOUTS,
+    changed,
+    learner_on,
+    optimizer_settings,
+    packed,
+    ragged_sequences,
+    recipe,
+    save,
+    settings,
+    weights_of,
+)
 from torch import Tensor
 
 from megasharp.algos.base import Needs, OldLogp
@@ -28,7 +39,9 @@ from megasharp.learner import learner
 from megasharp.learner.learner import LearnerSettings, RankLearner
 from megasharp.ops.attention_kernels import Kernels
 
-MODELS = ("qwen3-tied", "qwen2")
+MODELS = ("qwen3-tied", "qwen2", "olmo2")
+# Of one of experts, which are grouped.
+MIXTURE = "qwen3moe"
 NEEDS = Needs(old_logp=OldLogp.BEFORE_STEP, old_entropy=True)
 STEPS = 3
 # One of each kind of map stays Transformer Engine's.
@@ -53,11 +66,16 @@ class Trained:
 def on_rank(rank: int, world: int, folder: Path) -> dict[str, dict[bool, Trained]]:
     """Every model and variant at this number of ranks, by both specs; each loads what the other saved."""
     layout = LAYOUTS[f"tp{world}"]
+    # Its experts are spread over the tensor-parallel ranks.
+    spread = replace(layout, ep=world)
     cases: dict[str, LearnerSettings] = {
         model: settings(str(folder / model), layout, NEEDS, diagnostics=None) for model in MODELS
     }
     first = cases[MODELS[0]]
     cases["lora"] = changed(first, lora=LORA)
+    cases[MIXTURE] = settings(str(folder / MIXTURE), spread, NEEDS, diagnostics=None)
+    # With Adam's own eps the third step's norm differs by 4e-5, from rounding.
+    cases["olmo2-lora"] = changed(cases["olmo2"], lora=LORA, optimizer=optimizer_settings(eps=1e-6))
     if world == 1:
         cases["selective"] = changed(first, recompute="selective")
         cases["full"] = changed(first, recompute="full")

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 from cases import each_case
 
-from megasharp.common.records import ParallelLayout
+from megasharp.common.layout import ParallelLayout
 from megasharp.planner.transport import ADVANTAGE, share_bytes
 
 

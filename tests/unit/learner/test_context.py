@@ -10,6 +10,7 @@ import stand_in_flash
 import torch
 from cases import each_case
 from plain_attention import inputs, segments_of, visible, written_out
+from train_sequences import ROUTING, with_experts
 
 from megasharp.batching.packing import PackLayout, pack
 from megasharp.common.records import MicroBatch, Sequence
@@ -77,7 +78,8 @@ def a_micro_batch() -> MicroBatch:
         )  # fmt: skip
 
     sequences = [sequence(number, length) for number, length in enumerate((4, 1, 9, 6))]
-    batch = pack(sequences, PackLayout(1, 1000, 1, row_multiple=8, constant=1.0), seed=0)
+    cut = PackLayout(1, 1000, 1, row_multiple=8, constant=1.0, routing=ROUTING)
+    batch = pack(with_experts(sequences), cut, seed=0)
     return batch.mini_batches[0].per_rank[0][0]
 
 
@@ -87,6 +89,7 @@ def test_every_token_is_predicted_by_the_rank_that_holds_its_row(size: int) -> N
     shares = [rank_share(micro, rank, size) for rank in range(size)]
     if size == 1:
         assert shares[0].rows_T is micro.rows_T and shares[0].tokens is None
+        assert micro.experts_PLK is not None and torch.equal(shares[0].experts, micro.experts_PLK)
         return
     assert torch.cat([share.tokens.own for share in shares if share.tokens]).sort().values.tolist() == [*range(20)]
     sent = torch.zeros(size * shares[0].tokens.most, dtype=torch.int64)
@@ -95,6 +98,8 @@ def test_every_token_is_predicted_by_the_rank_that_holds_its_row(size: int) -> N
         # The row of this rank is the packed row that the micro-batch names.
         assert share.cut.held()[share.rows_T].tolist() == micro.rows_T[share.tokens.own].tolist()
         assert share.tokens_L.tolist() == micro.tokens_P[share.cut.held()].tolist()
+        assert share.experts is not None and micro.experts_PLK is not None
+        assert torch.equal(share.experts, micro.experts_PLK[share.cut.held()])
         assert share.own(micro.targets_T).tolist() == share.targets_T.tolist()
         sent[rank * share.tokens.most :][: len(share.targets_T)] = share.targets_T
         assert sent.dtype == torch.int64 and share.tokens.most >= len(share.targets_T)

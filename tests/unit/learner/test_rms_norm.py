@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megasharp.learner.layer_spec import RMSNorm
+from megasharp.learner.norms import NormedAdd, RMSNorm
 
 
 def plain(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -45,3 +45,18 @@ def test_gradients_are_those_of_the_formula(shape: tuple[int, ...], frozen: bool
         assert norm.weight.grad is None
     else:
         torch.testing.assert_close(norm.weight.grad.double(), weight64.grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_norm_behind_keeps_nothing_where_gradients_are_off(trained: bool) -> None:
+    """Megatron turns them on around the sum, whatever they are around the layer."""
+    config = SimpleNamespace(
+        params_dtype=torch.float32, sequence_parallel=False, hidden_size=32, layernorm_epsilon=1e-5
+    )
+    module = NormedAdd(config)
+    torch.nn.init.normal_(module.norm.weight)
+    output, residual = torch.randn(5, 1, 32, requires_grad=trained), torch.randn(5, 1, 32)
+    with torch.no_grad(), torch.enable_grad():
+        total = module(training=trained, fused=False)((output, None), residual, 0.0)
+    assert total.requires_grad == trained
+    torch.testing.assert_close(total, residual + plain(output, module.norm.weight, 1e-5))

@@ -11,7 +11,7 @@ from cases import each_case
 from megatron.core.fusions.fused_bias_swiglu import bias_swiglu_impl
 from torch import Tensor
 
-from megasharp.common.records import ParallelLayout
+from megasharp.common.layout import ParallelLayout
 from megasharp.config.policy import PolicyConfig
 from megasharp.learner.layer_spec import SwiGLU
 from megasharp.learner.model import _ANY_ARCHITECTURE, transformer_config

@@ -55,10 +55,6 @@ class LayerNorm(_Module):
     """Inherited from at import, never built."""
 
 
-class GroupedLinear(_Module):
-    """Inherited from at import, never built."""
-
-
 class DotProductAttention(_Module):
     """Attention of packed stretches ("thd") of queries and keys, whose causal mask and window end with the keys."""
 
@@ -192,6 +188,42 @@ class Linear(_Module):
         if self.parallel_mode == "row":
             return mappings.reduce_from_tensor_model_parallel_region(out, group=group)
         return out
+
+
+class GroupedLinear(_Module):
+    """One map for each expert, of whole weights: ranks exchange nothing here, and a map takes its own rows."""
+
+    def __init__(
+        self,
+        num_gemms: int,
+        in_features: int,
+        out_features: int,
+        fuse_wgrad_accumulation: bool = False,
+        tp_size: int = 1,
+        bias: bool = True,
+        return_bias: bool = False,
+        params_dtype: torch.dtype = torch.float32,
+        parallel_mode: str | None = None,
+        device: Any = None,
+        **unused: object,
+    ) -> None:
+        super().__init__()
+        assert not bias and not return_bias and tp_size == 1
+        self.num_gemms, self.use_bias = num_gemms, bias
+        self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
+        self.fp8, self.fp8_calibration, self.fp8_meta = False, False, {"fp8_checkpoint": False}
+        for number in range(num_gemms):
+            weight = torch.nn.Parameter(torch.empty(out_features, in_features, dtype=params_dtype, device=device))
+            setattr(self, f"weight{number}", weight)
+
+    def init_fp8_metadata(self, num_gemms: int) -> None:
+        """Make nothing: there is no FP8."""
+
+    def forward(self, x: Tensor, m_splits: list[int], is_first_microbatch: bool | None = None) -> Tensor:
+        """Each run of rows times its expert's weight."""
+        product = _Product.apply if self.fuse_wgrad_accumulation else F.linear
+        weights = [getattr(self, f"weight{number}") for number in range(self.num_gemms)]
+        return torch.cat([product(rows, weight) for rows, weight in zip(x.split(m_splits), weights, strict=True)])
 
 
 class LayerNormLinear(Linear):

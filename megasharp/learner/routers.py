@@ -1,0 +1,230 @@
+"""The routers of a mixture of experts: what they choose is counted, and can be given to them.
+
+Megatron's router asks its `router_replay` for the experts of each token. Here that is `Choice`, which gives back the
+experts that the engine chose while it sampled (routing replay, R3, arXiv 2510.11370), or the router's own. The weights
+of the given experts are the router's present ones, so it gets gradients as without replay.
+
+A hook before every layer hands the router the experts of the rows at hand: layers that are computed again in backward
+find those of their own micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+from megatron.core.transformer.moe.router import TopKRouter
+from torch import Tensor
+
+from megasharp.common.records import Maximum, Mean, Metrics, MicroBatch
+from megasharp.learner.packed import PackedRows
+
+TopK = tuple[Tensor, Tensor]
+# A grouped product of a GPU's reads 16 bytes at once: rows of so many numbers in bfloat16.
+_ALIGNED = 8
+
+
+def route_without_transformer_engine() -> None:
+    """Let Megatron 0.16's routers ask for Transformer Engine's matrix product where that is not installed."""
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
+
+
+class GroupedExperts(SequentialMLP):  # type: ignore[misc]
+    """Megatron's experts with the same parameters, and one grouped product of torch's for all of them on this rank.
+
+    For GPUs without Transformer Engine, whose own grouped experts are taken where it is. Not measured on a GPU.
+    """
+
+    def forward(self, hidden: Tensor, tokens_per_expert: Tensor, weights: Tensor) -> tuple[Tensor, None]:
+        """Compute each expert on its rows: `hidden` [rows, H], in order of experts, and the rows' `weights`."""
+        ends = tokens_per_expert.to(hidden.device).cumsum(0).to(torch.int32)
+        joined = F.grouped_mm(hidden, self._stacked("linear_fc1"), offs=ends)
+        gate, up = joined.chunk(2, dim=-1)
+        inner = F.silu(gate) * up * weights[:, None].to(hidden.dtype)
+        return F.grouped_mm(inner, self._stacked("linear_fc2"), offs=ends), None
+
+    def _stacked(self, name: str) -> Tensor:
+        """Return the experts' weights of one map, transposed: [experts, inputs, outputs]."""
+        return torch.stack([getattr(expert, name).weight for expert in self.local_experts]).transpose(1, 2)
+
+
+def groups_products(config: TransformerConfig) -> bool:
+    """Decide whether torch's grouped product computes this rank's experts: on GPUs, in bfloat16, with even sizes."""
+    sizes = (config.hidden_size, config.moe_ffn_hidden_size // config.expert_tensor_parallel_size)
+    even = not any(size % _ALIGNED for size in sizes)
+    return bool(torch.cuda.is_available() and config.params_dtype is torch.bfloat16 and even)
+
+
+class Choice:
+    """The choice of a router's experts. `given` [rows, per token] (int64): those of the rows at hand, None: its own.
+
+    `is_other` (bool, by row): the router itself would have chosen other experts than it was given.
+    """
+
+    def __init__(self) -> None:
+        self.given: Tensor | None = None
+        self.is_other: Tensor | None = None
+
+    def get_replay_topk(
+        self,
+        scores: Tensor,
+        topk: int,
+        num_groups: int | None = None,
+        group_topk: int | None = None,
+        default_compute_topk: Callable[..., TopK] | None = None,
+    ) -> TopK:
+        """Return the experts' scores and numbers, both [rows, topk]; Megatron calls it by this name."""
+        assert default_compute_topk is not None
+        own = default_compute_topk(scores, topk, num_groups=num_groups, group_topk=group_topk)
+        if self.given is None:
+            return own
+        assert self.given.shape == own[1].shape, f"experts {tuple(self.given.shape)} for {tuple(own[1].shape)}"
+        self.is_other = (self.given.sort(dim=1).values != own[1].sort(dim=1).values).any(dim=1)
+        return scores.gather(1, self.given), self.given
+
+
+class Router(TopKRouter):  # type: ignore[misc]
+    """Megatron's router with counts of its choices: rows by expert, rows, the sum of entropies (nats), rows moved.
+
+    `is_real` (bool): the rows at hand that are no padding, which alone are counted; None where they have been counted,
+    and are computed again. `balance` is the weight of a row in the load-balancing loss; 0: there is none. Megatron's
+    own loss is scaled for gradients that are divided by all tokens at the end, by each version in another way.
+    """
+
+    balance = 0.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.choice = self.router_replay = Choice()
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin to count anew."""
+        self.load: Tensor | float = 0.0
+        self.rows: Tensor | float = 0.0
+        self.entropy: Tensor | float = 0.0
+        self.moved: Tensor | float = 0.0
+        self.is_real: Tensor | None = None
+
+    def routing(self, logits: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Return the experts' weights and the map of choices, both [rows, experts], of `logits` [..., experts]."""
+        weights, chosen = super().routing(logits, *args, **kwargs)
+        if self.is_real is not None:
+            self._count(logits.detach().view(chosen.shape), chosen, self.is_real)
+            self.is_real = None
+        if self.balance and torch.is_grad_enabled():
+            # This rank's part of experts * sum(share of choices * probability), of all rows (arXiv 2101.03961).
+            counts_E = chosen.sum(dim=0, dtype=torch.float32)
+            dist.all_reduce(counts_E, group=self.tp_cp_group)
+            probability_E = logits.view(chosen.shape).softmax(-1, dtype=torch.float32).sum(0)
+            loss = self.balance * len(counts_E) * (counts_E / counts_E.sum() * probability_E).sum()
+            weights = MoEAuxLossAutoScaler.apply(weights, loss)
+        return weights, chosen
+
+    @torch.no_grad()
+    def _count(self, logits_PE: Tensor, chosen_PE: Tensor, is_real_P: Tensor) -> None:
+        logp_PE = logits_PE.float().log_softmax(-1)
+        self.load = self.load + (chosen_PE & is_real_P[:, None]).sum(0)
+        self.rows = self.rows + is_real_P.sum()
+        self.entropy = self.entropy - ((logp_PE.exp() * logp_PE).sum(1) * is_real_P).sum()
+        if self.choice.is_other is not None:
+            self.moved = self.moved + (self.choice.is_other & is_real_P).sum()
+
+
+class Routing:
+    """All routers of this rank's chunks.
+
+    `replays`: micro-batches bring the experts of their rows. `balance`: coefficient of the load-balancing loss, whose
+    value is the mean over a mini-batch's rows of each micro-batch's, added up over layers.
+    """
+
+    def __init__(self, chunks: Sequence[GPTModel], replays: bool, balance: float) -> None:
+        self._replays = replays
+        self._config: TransformerConfig = chunks[0].config
+        self._balance = balance
+        self._layers = self._config.num_layers
+        self._routers: dict[int, Router] = {
+            layer.layer_number - 1: layer.mlp.router for chunk in chunks for layer in chunk.decoder.layers
+        }
+        for chunk in chunks:
+            for layer in chunk.decoder.layers:
+                layer.register_forward_pre_hook(self._tell, with_kwargs=True)
+
+    @property
+    def balances(self) -> bool:
+        """True where there is a load-balancing loss."""
+        return self._balance > 0
+
+    def _tell(self, layer: Any, args: object, kwargs: dict[str, Any]) -> None:
+        """Tell a layer's router which of its rows are real, and which experts they are given."""
+        rows, number = kwargs["packed_seq_params"], layer.layer_number - 1
+        assert isinstance(rows, PackedRows) and rows.is_real_P is not None
+        router = self._routers[number]
+        router.is_real = self._own(rows.is_real_P)
+        if self._replays:
+            assert rows.experts_PLK is not None, "a micro-batch without its experts"
+            router.choice.given = self._own(rows.experts_PLK[:, number]).long()
+
+    def _own(self, values_P: Tensor) -> Tensor:
+        """Return the rows that this tensor-parallel rank's routers get."""
+        if not self._config.sequence_parallel:
+            return values_P
+        ranks = parallel_state.get_tensor_model_parallel_world_size()
+        number: int = parallel_state.get_tensor_model_parallel_rank()
+        return values_P.chunk(ranks)[number]
+
+    def begin(self, micros: Sequence[MicroBatch]) -> None:
+        """Begin to count anew, before the update by a mini-batch; all ranks must call it."""
+        weight = 0.0
+        if self.balances:
+            rows = torch.tensor([sum(micro.rows for micro in micros)], device=torch.cuda.current_device())
+            dist.all_reduce(rows, group=parallel_state.get_data_parallel_group())
+            weight = self._balance / float(rows)
+        for router in self._routers.values():
+            router.forget()
+            router.balance = weight
+
+    def metrics(self) -> Metrics:
+        """Sum the counts since `begin` over all ranks, on every one of them; all must call it.
+
+        Loads are relative to the mean of a layer's experts.
+        """
+        counts_LC = self._counts()
+        load_LE, (rows_L, entropy_L, moved_L) = counts_LC[:, :-3], counts_LC[:, -3:].unbind(1)
+        sent_L, experts = load_LE.sum(1), load_LE.shape[1]
+        share_LE = load_LE / sent_L[:, None].clamp(min=1.0)
+        spread_L = -(share_LE * share_LE.clamp(min=1e-30).log()).sum(1)
+        largest_L = (share_LE.max(1).values * experts).tolist()
+        wanted = float(rows_L.sum()) * next(iter(self._routers.values())).topk
+        found: dict[str, Mean | Maximum] = {
+            "experts/load_max": Maximum(max(largest_L)),
+            "experts/load_entropy": Mean(float(spread_L.exp().sum()) / experts, self._layers),
+            "experts/unused": Mean(float((load_LE == 0).sum()), float(load_LE.numel())),
+            "experts/router_entropy": Mean(float(entropy_L.sum()), float(rows_L.sum())),
+            "experts/dropped": Mean(wanted - float(sent_L.sum()), wanted),
+            **{f"experts/load_max_{layer}": Maximum(largest) for layer, largest in enumerate(largest_L)},
+        }
+        return {**found, "experts/moved": Mean(float(moved_L.sum()), float(rows_L.sum()))} if self._replays else found
+
+    def _counts(self) -> Tensor:
+        """Return each layer's tokens by expert, then its rows, its entropy and its moved rows: float64."""
+        some = next(iter(self._routers.values()))
+        width = some.config.num_moe_experts
+        counts_LC = torch.zeros(self._layers, width + 3, dtype=torch.float64, device=some.weight.device)
+        for layer, router in self._routers.items():
+            counts_LC[layer, :width] += router.load
+            counts_LC[layer, width:] = torch.stack(
+                [torch.as_tensor(value).to(counts_LC) for value in (router.rows, router.entropy, router.moved)]
+            )
+        dist.all_reduce(counts_LC)
+        return counts_LC
