@@ -24,7 +24,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MixtralConfig,
+    Olmo2Config,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 from waiting import HANG_S
 
 from megasharp.rollout.sglang.client import child
@@ -94,6 +103,63 @@ _CONFIGS = {
         },
         **{**_COMMON, "initializer_range": 0.05},
     ),
+    # Weights of the chosen experts do not add up to 1.
+    "experts3": Qwen3MoeConfig(
+        hidden_size=64,
+        intermediate_size=100,
+        moe_intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        num_experts=6,
+        num_experts_per_tok=3,
+        norm_topk_prob=False,
+        tie_word_embeddings=True,
+        **_COMMON,
+    ),
+    "mixtral": MixtralConfig(
+        hidden_size=128,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        rope_theta=1e6,
+        tie_word_embeddings=False,
+        **{**_COMMON, "initializer_range": 0.05},
+    ),
+    # More key-value heads than the policy of experts.
+    "memory3, heads": Qwen3Config(
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=32,
+        tie_word_embeddings=True,
+        **_COMMON,
+    ),
+    # Norms of queries and keys are over all heads, of which each of two ranks has half.
+    "olmo2": Olmo2Config(
+        hidden_size=128,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+        **_COMMON,
+    ),
+    "memory_olmo2": Olmo2Config(
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        **_COMMON,
+    ),
     "memory2": Qwen2Config(
         hidden_size=64,
         intermediate_size=64,
@@ -109,7 +175,9 @@ _CONFIGS = {
 def make_model(folder: Path, name: str, seed: int = 0) -> PreTrainedModel:
     """A random model of one of the shapes above in float32, also written to `folder`."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(_CONFIGS[name], dtype=torch.float32).eval()
+    # Other implementations of experts have no float64.
+    eager = {"experts_implementation": "eager"} if hasattr(_CONFIGS[name], "num_experts_per_tok") else {}
+    model = AutoModelForCausalLM.from_config(_CONFIGS[name], dtype=torch.float32, **eager).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             # Biases and norms start out alike otherwise, and a mix-up would not show.
@@ -119,8 +187,26 @@ def make_model(folder: Path, name: str, seed: int = 0) -> PreTrainedModel:
 
 
 def tensors_of(model: PreTrainedModel, prefix: str = "") -> list[tuple[str, Tensor]]:
-    """Every weight once, under its Hugging Face name."""
-    return [(prefix + name, parameter.detach().clone()) for name, parameter in model.named_parameters()]
+    """Every weight once, under its name in a checkpoint, where each expert has its own tensors."""
+    found: list[tuple[str, Tensor]] = []
+    for name, parameter in model.named_parameters():
+        found += _of_experts(name, parameter) if ".experts." in name else [(name, parameter)]
+    if model.config.model_type == "mixtral":
+        for projection, short in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")):
+            found = [(name.replace(f".{projection}.", f".{short}."), tensor) for name, tensor in found]
+        found = [(name.replace(".mlp.", ".block_sparse_moe."), tensor) for name, tensor in found]
+    return [(prefix + name, tensor.detach().clone()) for name, tensor in found]
+
+
+def _of_experts(name: str, fused: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of each expert, which transformers fuses: [experts, rows, columns]."""
+    stem, _, maps = name.rpartition(".")
+    for number, expert in enumerate(fused):
+        if maps == "down_proj":
+            yield f"{stem}.{number}.down_proj.weight", expert
+        else:
+            for projection, half in zip(("gate_proj", "up_proj"), expert.chunk(2), strict=True):
+                yield f"{stem}.{number}.{projection}.weight", half
 
 
 @dataclass
@@ -310,6 +396,41 @@ def _logits(model: PreTrainedModel, ids: Tensor, sees: Tensor | None = None) -> 
     return copy.deepcopy(model).double()(ids, **mask).logits[0]
 
 
+# Routers' logits that are nearer to each other than this may be the other way round in float32.
+_NEAR = 1e-5
+
+
+@torch.no_grad()
+def routing(model: PreTrainedModel, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The experts of each token in each layer, ascending, [T, layers, K]; and where they are certain, [T, layers]."""
+    output = copy.deepcopy(model).double()(torch.tensor([list(tokens)]), output_router_logits=True)
+    most = model.config.num_experts_per_tok
+    ranked = torch.stack(output.router_logits, dim=1).sort(dim=-1, descending=True)
+    margin = ranked.values[..., most - 1] - ranked.values[..., most]
+    return ranked.indices[..., :most].sort(dim=-1).values, margin > _NEAR
+
+
+def decided(model: PreTrainedModel, tokens: Sequence[int]) -> int:
+    """The first position that a near tie of a router may send to another expert; all of them where there is none."""
+    if not hasattr(model.config, "num_experts_per_tok"):
+        return len(tokens)
+    certain_T = routing(model, tokens)[1].all(dim=1)
+    return int(certain_T.int().cumprod(dim=0).sum())
+
+
+def routed(answer: dict[str, Any], prompt: Sequence[int], model: PreTrainedModel) -> tuple[int, int]:
+    """How many of the experts that an engine returned are others than transformers' routers choose, and of how many.
+
+    Near ties, and what follows them, are left out.
+    """
+    tokens = [*prompt, *answer["output_ids"]][:-1]
+    want, _ = routing(model, tokens)
+    raw = bytearray(base64.b64decode(answer["meta_info"]["routed_experts"]))
+    got = torch.frombuffer(raw, dtype=torch.uint8).view(want.shape).sort(dim=-1).values
+    end = decided(model, tokens)
+    return int((got != want).any(dim=-1)[:end].sum()), end * want.shape[1]
+
+
 def prompt_and_window(length: int, prompt: int, window: int) -> Tensor:
     """Bool [T, T]: token i sees token j <= i of the prompt, and those of the last `window` ones up to itself."""
     return torch.tensor([[j <= i and (j < prompt or j > i - window) for j in range(length)] for i in range(length)])
@@ -345,6 +466,10 @@ def errors(
     1, where no two tokens are too close to say.
     """
     drawn, meta = answer["output_ids"], answer["meta_info"]
+    certain = decided(policy, [*prompt, *drawn]) - len(prompt) + 1
+    if certain <= start:
+        return {}
+    end = min(certain, len(drawn) if end is None else end)
     begun, sees = (sampling.get("custom_params") or {}).get("begun", 0), None
     if window is not None:
         sees = prompt_and_window(len(prompt) + len(drawn), len(prompt) - begun, window)

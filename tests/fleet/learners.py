@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from megasharp.algos.base import Needs
 from megasharp.common.group_environment import as_set
-from megasharp.common.records import ParallelLayout
+from megasharp.common.layout import ParallelLayout
 from megasharp.config.policy import OffloadedPart, PolicyConfig
 from megasharp.learner.learner import MEMORY, POLICY, LearnerSettings, RankLearner
 from megasharp.learner.ranks.all_ranks import OneRank
@@ -26,8 +26,10 @@ FOLDERS = {
 CPU = torch.device("cpu")
 
 
-def learner_settings(layout: ParallelLayout, offload: Sequence[OffloadedPart] = ()) -> dict[str, LearnerSettings]:
-    """Both networks in float32; they are pushed here, not trained."""
+def learner_settings(
+    layout: ParallelLayout, offload: Sequence[OffloadedPart] = (), folders: Mapping[str, Path] = FOLDERS
+) -> dict[str, LearnerSettings]:
+    """The networks in float32; they are pushed here, not trained."""
     return {
         name: LearnerSettings(
             folder=str(folder),
@@ -39,7 +41,7 @@ def learner_settings(layout: ParallelLayout, offload: Sequence[OffloadedPart] = 
             temperature=1.0,
             seed=0,
         )
-        for name, folder in FOLDERS.items()
+        for name, folder in folders.items()
     }
 
 

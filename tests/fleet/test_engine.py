@@ -9,12 +9,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engines import PYTHON, VOCABULARY, closed_form, errors, make_model
+from engines import PYTHON, VOCABULARY, closed_form, errors, make_model, routed
 from parity import CASES, SETUPS, TOLERANCES, Errors, Pair, pair_of, prompt_of
 from transformers import PreTrainedModel
 from waiting import HANG_S, SOON_S
@@ -267,6 +268,53 @@ def test_sleep_while_a_request_is_in_flight(pair: Pair) -> None:
     [answer] = answers
     assert answer["meta_info"]["num_retractions"] == 1
     assert_close(errors(answer, prompt, sampling, pair.policy, pair.memory))
+
+
+MIXTURES = ("Qwen3-MoE, one by one", "Mixtral, tp 2, chunks", "Qwen3-MoE + Qwen3, tp 2")
+
+
+def assert_routed(pair: Pair, prompts: list[list[int]], answers: list[dict[str, Any]]) -> None:
+    """The experts of every position that was fed are those of transformers' routers."""
+    for prompt, answer in zip(prompts, answers, strict=True):
+        wrong, compared = routed(answer, prompt, pair.policy)
+        assert wrong == 0 and compared >= len(prompt), (wrong, compared)
+
+
+@pytest.mark.parametrize("pair", MIXTURES, indirect=True)
+def test_experts_are_those_of_transformers_routers(pair: Pair) -> None:
+    """In a ragged batch and in chunks, where the prompt is cached, and where a response goes on; only if asked for."""
+    asked = {"return_routed_experts": True}
+    prompts = [prompt_of(length, 100 + length) for length in (3, 150, 40, 90)]
+    samplings = [pair.sampling(0.5, 10 + 7 * row) for row in range(4)]
+    answers = pair.engine.generate(prompts, samplings, **asked)
+    assert_routed(pair, prompts, answers)
+    longer = [[*prompts[1], *answers[1]["output_ids"], 7, 9], [*prompts[3], 5]]
+    begun = pair.sampling(0.5, 15)
+    begun["custom_params"] = {**begun["custom_params"], "begun": 19}
+    again = pair.engine.generate(longer, [begun, pair.sampling(0.5, 15)], **asked)
+    assert all(each["meta_info"]["cached_tokens"] >= 80 for each in again)
+    assert_routed(pair, longer, again)
+    [plain] = pair.engine.generate([prompts[0]], [pair.sampling()])
+    assert "routed_experts" not in plain["meta_info"]
+
+
+@pytest.mark.parametrize("pair", MIXTURES, indirect=True)
+def test_experts_of_requests_that_are_retracted_and_aborted(pair: Pair) -> None:
+    prompt = prompt_of(30, 111)
+    answers: list[dict[str, Any]] = []
+    ask = partial(pair.engine.generate, [prompt], [pair.sampling(0.5, 600)], return_routed_experts=True)
+    thread = threading.Thread(target=lambda: answers.extend(ask()))
+    thread.start()
+    time.sleep(0.5)
+    pair.engine.do("/pause_generation", {"mode": "retract"})
+    pair.engine.do("/continue_generation", {"torch_empty_cache": False})
+    time.sleep(0.5)
+    pair.engine.do("/abort_request", {"abort_all": True, "rid": ""})
+    thread.join(timeout=HANG_S)
+    [answer] = answers
+    assert answer["meta_info"]["num_retractions"] == 1 and answer["meta_info"]["finish_reason"]["type"] == "abort"
+    assert answer["output_ids"]
+    assert_routed(pair, [prompt], answers)
 
 
 WINDOWED = ("Qwen3 + Qwen3, window", "Qwen3 + Qwen2, window, tp 2, pages, chunks")

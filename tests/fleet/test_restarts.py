@@ -12,7 +12,8 @@ import pytest
 from learners import CPU, FOLDERS, REPOSITORY, learner_settings, scale
 from waiting import HANG_S
 
-from megasharp.common.records import Completion, GenerateRequest, ParallelLayout, SamplingParams
+from megasharp.common.layout import ParallelLayout
+from megasharp.common.records import Completion, GenerateRequest, SamplingParams
 from megasharp.config.rollout import RolloutConfig, SyncConfig
 from megasharp.learner.learner import MEMORY, POLICY
 from megasharp.learner.ranks.all_ranks import OneRank, RanksLearner

@@ -6,6 +6,7 @@ The oracle is the learner's own export, hashed here.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,12 +17,18 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
+from engines import closed_form, decided, make_model, routing
 from learners import CPU, FOLDERS, REPOSITORY, die_at, interrupt, learner_settings, scale, variables_here
+from parity import prompt_of
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
 from waiting import HANG_S, SOON_S
 
 from megasharp.common.errors import RankDied, UserError
 from megasharp.common.group_environment import CUMEM, NVLS, as_set, shared_with_engines
-from megasharp.common.records import GenerateRequest, ParallelLayout, SamplingParams
+from megasharp.common.layout import ParallelLayout
+from megasharp.common.records import GenerateRequest, SamplingParams
 from megasharp.config.policy import OffloadedPart
 from megasharp.config.rollout import RolloutConfig, SyncConfig
 from megasharp.learner.learner import MEMORY, POLICY
@@ -43,7 +50,12 @@ from megasharp.weight_sync.receivers import Receivers
 pytestmark = pytest.mark.long("fleet-sync")
 
 TRANSPORTS = ("shared_memory", "disk", "gloo", "ipc")
-LAYOUTS = {"one": ParallelLayout(), "tp2": ParallelLayout(tp=2), "tp2pp2": ParallelLayout(tp=2, pp=2)}
+LAYOUTS = {
+    "one": ParallelLayout(),
+    "tp2": ParallelLayout(tp=2),
+    "tp2pp2": ParallelLayout(tp=2, pp=2),
+    "ep2": ParallelLayout(dp=2, ep=2),
+}
 # A tensor in the middle of the policy, which is several buckets of a MiB.
 MIDDLE = 20
 # An engine that needs longer is taken to hang; on a busy machine a bucket takes a second.
@@ -52,17 +64,24 @@ LIMIT_S = 8.0
 
 @contextmanager
 def running(
-    folder: Path, engines: int = 2, tp: int = 1, sleep: bool = False, variables: Mapping[str, str] | None = None
+    folder: Path,
+    engines: int = 2,
+    tp: int = 1,
+    sleep: bool = False,
+    variables: Mapping[str, str] | None = None,
+    folders: Mapping[str, Path] = FOLDERS,
+    returns_experts: bool = False,
+    **flags: object,
 ) -> Iterator[tuple[Fleet, list[str]]]:
+    small = {"max_total_tokens": 4096, "max_running_requests": 16}
     settings = FleetSettings(
         python=REPOSITORY / ".venv-fleet" / "bin" / "python",
-        model=FOLDERS[POLICY],
-        memory=FOLDERS[MEMORY],
+        model=folders[POLICY],
+        memory=folders.get(MEMORY),
         log_folder=folder / "logs",
-        rollout=RolloutConfig(
-            engines=engines, tp=tp, restarts=0, sglang={"max_total_tokens": 4096, "max_running_requests": 16}
-        ),
+        rollout=RolloutConfig(engines=engines, tp=tp, restarts=0, sglang={**small, **flags}),
         sleep=sleep,
+        returns_experts=returns_experts,
         variables=variables or {},
         start_limit_s=HANG_S,
     )
@@ -75,8 +94,10 @@ def running(
 
 
 @contextmanager
-def ranks_of(folder: Path, layout: str, offload: tuple[OffloadedPart, ...] = ()) -> Iterator[Ranks]:
-    settings = learner_settings(LAYOUTS[layout], offload)
+def ranks_of(
+    folder: Path, layout: str, offload: tuple[OffloadedPart, ...] = (), folders: Mapping[str, Path] = FOLDERS
+) -> Iterator[Ranks]:
+    settings = learner_settings(LAYOUTS[layout], offload, folders)
     ranks: Ranks = OneRank(settings, CPU) if layout == "one" else ProcessRanks(settings, CPU, folder / "ranks")
     try:
         yield ranks
@@ -362,6 +383,47 @@ def test_weights_are_lent_to_an_engine_of_two_ranks_that_sleeps(
         answer = api.load_lent([good, [("loan", "{}")]], 60.0)
         assert answer is not None and "no description of lent weights" in answer.message
         assert api.end_update(60.0) is None
+
+
+@pytest.mark.parametrize(("family", "layouts"), [("experts3", ("one", "tp2", "ep2")), ("mixtral", ("one",))])
+def test_every_transport_brings_every_expert(
+    tmp_path: Path, family: str, layouts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To an engine of two ranks, which fuses experts and cuts each; in place where a rank has all of them."""
+    folders = {POLICY: tmp_path / "model"}
+    make_model(folders[POLICY], family)
+    told, flags = loans(monkeypatch), {"returns_experts": True, "skip_tokenizer_init": True}
+    with running(tmp_path, engines=1, tp=2, folders=folders, **flags) as (fleet, _):
+        for layout in layouts:
+            with ranks_of(tmp_path / layout, layout, folders=folders) as ranks:
+                policy = RanksLearner(ranks, POLICY)
+                for transport in TRANSPORTS:
+                    pushing = syncing(fleet, tmp_path, transport, verify=True)
+                    for _ in range(2):
+                        policy.call(scale, 1.02)
+                        pushing.push(policy)
+                        assert held(fleet) == [hashed(policy)] * 2
+                    check_experts(fleet, policy, folders[POLICY], tmp_path / f"{layout}-{transport}")
+    # Of a learner in this process: all at first, and nothing but a word from then on.
+    assert told == ["p", "-"]
+
+
+def check_experts(fleet: Fleet, policy: WeightSource, described: Path, folder: Path) -> None:
+    """Log-probs and experts of a group's samples are transformers' with the learner's weights."""
+    shutil.copytree(described, folder)
+    save_file({name: tensor.clone() for name, tensor in policy.export_weights()}, folder / "model.safetensors")
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, experts_implementation="eager")
+    prompt = prompt_of(70, 1)
+    [found] = fleet.generate([GenerateRequest(tuple(prompt), (1, 2, 3))], SamplingParams(max_tokens=20))
+    for completion in found:
+        tokens = [*prompt, *completion.tokens.tolist()]
+        wanted, end = routing(network, tokens[:-1])[0], decided(network, tokens[:-1])
+        assert completion.experts is not None and completion.experts.shape == wanted.shape and end > len(prompt)
+        assert torch.equal(completion.experts.sort(dim=-1).values[:end], wanted[:end])
+        logp_T = closed_form(network, None, tokens, {}).policy[len(prompt) - 1 : end]
+        count = len(logp_T)
+        logp_T = logp_T.gather(1, completion.tokens[:count, None])[:, 0]
+        assert (completion.policy_logp[:count] - logp_T).abs().max() < 1e-5
 
 
 def test_an_older_memory_network_is_refused(fleet: Fleet, versions: dict[str, int], tmp_path: Path) -> None:

@@ -80,6 +80,8 @@ REPLACED = {
     },
     "Qwen2ForCausalLM": {"forward": None, "load_weights": "weights"},
     "Qwen3ForCausalLM": {"forward": None, "load_weights": "weights"},
+    "Qwen3MoeForCausalLM": {"forward": None, "load_weights": "weights is_mtp"},
+    "RoutedExpertsCapturer": {"get_topk": "req_pool_idx seqlen req_to_token_pool start_len"},
     "SRTPlatform": {
         "get_default_attention_backend": "",
         "get_mha_kv_pool_cls": "",
@@ -113,7 +115,7 @@ READ = {
     "sampling_info forward_mode",
     "sglang.srt.model_executor.model_runner_components.load_model_utils": "get_attention_sliding_window_size",
     "sglang.srt.runtime_context": "tp_size tp_rank tp_group kernel",
-    "RadixAttention": "layer_id tp_k_head_num tp_v_head_num head_dim",
+    "RadixAttention": "layer_id tp_q_head_num tp_k_head_num tp_v_head_num head_dim scaling",
     "QKVParallelLinear": "q_proj_shard_size kv_proj_shard_size total_num_heads total_num_kv_heads head_size "
     "num_kv_head_replicas",
     "MergedColumnParallelLinear": "output_sizes",
@@ -121,6 +123,14 @@ READ = {
     "LlamaForCausalLM": "model lm_head logits_processor",
     "Qwen2ForCausalLM": "model lm_head logits_processor",
     "Qwen3ForCausalLM": "model lm_head logits_processor",
+    "Qwen3MoeForCausalLM": "model lm_head logits_processor",
+    "MixtralForCausalLM": "model lm_head",
+    "FusedMoE": "num_experts num_local_experts intermediate_size_per_partition hidden_size moe_tp_size quant_method",
+    "sglang.srt.layers.quantization.unquant": "w13_weight w2_weight load_up_proj_weight_first w13_swiglu_interleaved",
+    "sglang.srt.models.mixtral": "block_sparse_moe topk embed_tokens",
+    "sglang.srt.models.qwen3_moe": "mlp experts",
+    "sglang.srt.layers.moe.topk": "layer_id capture_routed_experts_if_allowed",
+    "sglang.srt.mem_cache.pool_host.common": "ALLOC_MEMORY_FUNCS",
     "Scheduler": "tree_cache token_to_kv_pool_allocator waiting_queue collect_inflight_reqs "
     "effective_max_running_requests_per_dp max_total_num_tokens max_req_input_len",
     "SchedulerWeightUpdaterManager": "tp_worker",
@@ -129,7 +139,8 @@ READ = {
     "TokenizerManager": "flush_cache get_internal_state config_value weight_version",
     "PagedTokenToKVPoolAllocator": "free_pages merge_and_sort_free page_size device",
     "PlatformEnum": "OOT",
-    "sglang.srt.managers.io_struct": "extra_key",
+    "sglang.srt.managers.io_struct": "extra_key return_routed_experts",
+    "sglang.srt.managers.tokenizer_manager": "routed_experts prompt_tokens",
     "sglang.srt.observability.req_time_stats": "wait_queue_entry_time prefill_finished_time queue_duration_s",
     "sglang.srt.layers.logits_processor": "next_token_logits next_token_logprobs customized_info",
     "sglang.srt.managers.scheduler_components.batch_result_processor": "customized_info",
@@ -146,7 +157,7 @@ READ = {
 # Of ServerArgs, beside those in the tables of `engine_config.py`.
 FLAGS = (
     "log_level disable_prefill_cuda_graph cuda_graph_max_bs_decode cuda_graph_bs_decode enable_weights_cpu_backup "
-    "weight_cache_mode swa_full_tokens_ratio"
+    "weight_cache_mode swa_full_tokens_ratio chunked_prefill_size ep_size moe_a2a_backend moe_runner_backend"
 )
 
 
@@ -227,6 +238,8 @@ def _flags() -> Iterator[str]:
         flags._REFUSED,
         flags._REFUSED_WITH_MEMORY,
         flags._REFUSED_WITH_WINDOW,
+        flags._REFUSED_WITH_EXPERTS,
+        flags._REFUSED_WITH_REPLAY,
         flags._CPU_DEFAULTS,
         flags.ATTENTION_KEYS,
     )

@@ -28,6 +28,7 @@ def identity(
     dtype: str,
     tp: int,
     deterministic: bool,
+    returns_experts: bool,
 ) -> dict[str, Any]:
     """Describe an engine of this installation. Raises OSError or ValueError where a network's config is unreadable."""
     return {
@@ -39,6 +40,7 @@ def identity(
         "dtype": dtype,
         "tp": tp,
         "deterministic": deterministic,
+        "returns_experts": returns_experts,
     }
 
 
@@ -56,7 +58,7 @@ def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | Non
         if keys:
             said = ", ".join(f"{key} {theirs.get(key)} instead of {ours.get(key)}" for key in keys[:_NAMED])
             return f"its {what} is another one: {said}{' and others' if len(keys) > _NAMED else ''}"
-    for name in ("memory_window", "device", "dtype", "tp", "deterministic"):
+    for name in ("memory_window", "device", "dtype", "tp", "deterministic", "returns_experts"):
         if found.get(name) != wanted[name]:
             return f"its {name} is {json.dumps(found.get(name))}, and the run's {json.dumps(wanted[name])}"
     theirs, ours = found.get(VARIABLES) or {}, wanted.get(VARIABLES) or {}

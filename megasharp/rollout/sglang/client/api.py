@@ -28,10 +28,11 @@ import torch
 from torch import Tensor
 
 from megasharp.common.errors import UserError, one_line
-from megasharp.common.records import Completion, FinishReason, GenerateRequest, SamplingParams, VersionSpan
+from megasharp.common.records import Completion, FinishReason, GenerateRequest, Routing, SamplingParams, VersionSpan
 from megasharp.config.rollout import InFlight
 from megasharp.rollout.sglang.bucket import Entry
 from megasharp.rollout.sglang.identity import FIELD as IDENTITY
+from megasharp.rollout.sglang.routed_experts import decode
 
 Json = Mapping[str, Any]
 # A version that nobody wants: of weights that another run pushed.
@@ -39,6 +40,8 @@ FOREIGN = -2
 FOREIGN_WEIGHTS = "holds weights that another run pushed (an engine serves one run at a time)"
 # SGLang's version label of the weights that an engine started with.
 _INITIAL_VERSION = "default"
+# SGLang's name of the experts that a request's tokens went to.
+_EXPERTS = "routed_experts"
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
 
@@ -55,7 +58,12 @@ class Limits:
 
 
 def generate_body(
-    request: GenerateRequest, sampling: SamplingParams, ids: Sequence[str], limits: Limits | None = None
+    request: GenerateRequest,
+    sampling: SamplingParams,
+    ids: Sequence[str],
+    limits: Limits | None = None,
+    *,
+    with_experts: bool = False,
 ) -> dict[str, Any]:
     """The body of POST /generate for one sample of a prompt for each seed; `ids` name them for an abort.
 
@@ -63,6 +71,7 @@ def generate_body(
     the prompt; it learns their number, so that it draws what it would have drawn without the interruption.
     """
     begun = request.begun or ((),) * len(request.seeds)
+    asked = {"return_routed_experts": True} if with_experts else {}
     return {
         "rid": list(ids),
         "input_ids": [[*request.tokens, *tokens] for tokens in begun],
@@ -71,6 +80,7 @@ def generate_body(
             for seed, tokens in zip(request.seeds, begun, strict=True)
         ],
         "return_logprob": True,
+        **asked,
         "stream": False,
     }
 
@@ -102,25 +112,34 @@ def _sampling(sampling: SamplingParams, begun: int, limits: Limits | None) -> di
     return {**fields, "custom_params": custom} if custom else fields
 
 
-def completions(answer: object, seeds: Sequence[int], sampling: SamplingParams, owner: str = "") -> list[Completion]:
+def completions(
+    answer: object,
+    seeds: Sequence[int],
+    sampling: SamplingParams,
+    owner: str = "",
+    experts: Routing | None = None,
+) -> list[Completion]:
     """Parse the answer to `generate_body`, in the order of `seeds`; the weights must be `owner`'s.
+
+    `experts` describes those that were asked for.
 
     Raises MalformedAnswer for an answer that is none, UserError where a network's log-probs are not finite.
     """
     if not isinstance(answer, list) or len(answer) != len(seeds):
         raise MalformedAnswer(f"asked for {len(seeds)} samples, got {str(answer)[:200]}")
     try:
-        return [_completion(item, seed, sampling, owner) for item, seed in zip(answer, seeds, strict=True)]
+        return [_completion(item, seed, sampling, owner, experts) for item, seed in zip(answer, seeds, strict=True)]
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise MalformedAnswer(f"{type(error).__name__}: {error}") from error
 
 
-def _completion(item: Json, seed: int, sampling: SamplingParams, owner: str) -> Completion:
+def _completion(item: Json, seed: int, sampling: SamplingParams, owner: str, experts: Routing | None) -> Completion:
     meta: Json = item["meta_info"]
     tokens = torch.tensor(item["output_ids"], dtype=torch.int64)
     count = tokens.numel()
     finish = _FINISH[meta["finish_reason"]["type"]]
-    if finish is FinishReason.ABORT and (not count or _needed(sampling) - meta.keys()):
+    needed = _needed(sampling) | (set() if experts is None else {_EXPERTS})
+    if finish is FinishReason.ABORT and (not count or needed - meta.keys()):
         # Aborted while it waited to be computed, or computed again: SGLang then answers without our numbers.
         return Completion.unsampled(seed, sampling)
     standard = [pair[0] for pair in meta.get("output_token_logprobs") or []]
@@ -142,6 +161,8 @@ def _completion(item: Json, seed: int, sampling: SamplingParams, owner: str) -> 
         calibration_kl=_numbers(meta["calibration_kl"], count) if with_memory else None,
         entropy=None if sampling.record_top is None else _numbers(meta["policy_entropy"], count),
         top_logp=None if sampling.record_top is None else _candidates(meta, count, sampling.record_top),
+        # The last token was not fed.
+        experts=None if experts is None else decode(experts, meta[_EXPERTS], int(meta["prompt_tokens"]) + count - 1),
     )
 
 
@@ -366,20 +387,24 @@ class EngineApi:
         ids: Sequence[str],
         limit: float,
         limits: Limits | None = None,
+        experts: Routing | None = None,
     ) -> list[Completion] | Refused:
         """Sample one prompt once for each seed; `ids` are the samples' names for `abort`. The engine keeps `limits`.
+
+        With `experts`, which describes them, the experts of all tokens come along.
 
         Returns Refused where the prompt is at fault. Raises EngineFailed where the engine fails or its answer is
         malformed, EngineSlow where it has not answered in `limit` seconds, UserError where log-probs are not finite.
         """
-        answer = await self._post("/generate", generate_body(request, sampling, ids, limits), limit)
+        body = generate_body(request, sampling, ids, limits, with_experts=experts is not None)
+        answer = await self._post("/generate", body, limit)
         if answer.status in _REFUSALS:
             return Refused(_message(answer))
         self._expect_success(answer)
 
         def parsed() -> list[Completion]:
             try:
-                return completions(answer.json(), request.seeds, sampling, self.owner)
+                return completions(answer.json(), request.seeds, sampling, self.owner, experts)
             except MalformedAnswer as error:
                 raise EngineFailed(f"/generate: {error}") from error
 

@@ -118,6 +118,7 @@ def own_identity(settings: FleetSettings) -> dict[str, Any]:
             dtype=settings.dtype,
             tp=settings.rollout.tp,
             deterministic=settings.deterministic,
+            returns_experts=settings.returns_experts,
         )
         return {**said, VARIABLES: dict(settings.variables)}
     except (OSError, ValueError) as error:

@@ -38,6 +38,7 @@ from megasharp.rollout.sglang.client.launch import (
 )
 from megasharp.rollout.sglang.client.members import Member, Members, Restarts, Starter, WatchSettings
 from megasharp.rollout.sglang.client.router import Router, RouterSettings
+from megasharp.rollout.sglang.routed_experts import routed_experts
 from megasharp.rollout.streaming import Asked, Ended, Stream, answered
 
 
@@ -196,7 +197,8 @@ class Fleet:
         # A child that outlives an interpreter in trouble is killed by the kernel; a clean end asks first.
         atexit.register(self.close)
         self._members = Members(engines, options.watch, tell)
-        self._router = Router(self._members, options.router, limits_of(settings.rollout))
+        experts = routed_experts(settings.model) if settings.returns_experts else None
+        self._router = Router(self._members, options.router, limits_of(settings.rollout), experts)
         self._restarts: Restarts | None = None
         self._push_again: Callable[[], None] | None = None
         self._devices_free: Callable[[], AbstractContextManager[None]] = nullcontext

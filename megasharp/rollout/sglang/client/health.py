@@ -153,6 +153,7 @@ _KEYS = {
     "tp": "rollout.tp",
     "deterministic": "deterministic",
     "sleep": "cluster.placement",
+    "returns_experts": "policy.experts.replay",
 }
 
 

@@ -162,8 +162,9 @@ class FleetSettings:
     `memory` is the memory network's folder, `memory_window` its `MemoryNeed.window`. `rollout` is the run's section,
     with `engines` and `sglang` as resolved for this fleet; `python` is the path for its key of that name. `gpus[i]` are
     CUDA's names of the GPUs that engine `i` sees, none on a CPU. With `sleep` engines can give their device's memory to
-    the learner and take it back. Logs are `log_folder`/engine_0.log and so on. `command` is what an engine's process
-    runs after its Python; the engine's config file is appended. `variables` are in its environment.
+    the learner and take it back; with `returns_experts` a response comes with the experts of its tokens. Logs are
+    `log_folder`/engine_0.log and so on. `command` is what an engine's process runs after its Python; the engine's
+    config file is appended. `variables` are in its environment.
     """
 
     python: Path
@@ -176,6 +177,7 @@ class FleetSettings:
     dtype: str = "float32"
     deterministic: bool = False
     sleep: bool = False
+    returns_experts: bool = False
     gpus: Sequence[Sequence[str]] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     start_limit_s: float = 600.0
@@ -356,12 +358,14 @@ def engine_config(
     settings: FleetSettings, port: int, key: str, address: str = LOOPBACK, shared: Path | None = None
 ) -> dict[str, object]:
     """Make the config file that `python -m megasharp.rollout.sglang.engine` reads."""
-    # Engines of an earlier installation do not know this key; without a window they need not.
+    # Engines of an earlier installation do not know these keys; without what they ask for they need not.
     window = {} if settings.memory_window is None else {"memory_window": settings.memory_window}
+    experts = {"returns_experts": True} if settings.returns_experts else {}
     return {
         "model": str(settings.model.absolute()),
         "memory": None if settings.memory is None else str(settings.memory.absolute()),
         **window,
+        **experts,
         "host": address,
         "port": port,
         "api_key": key,

@@ -32,7 +32,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from megasharp.common.errors import EnginesLost, NotSampled, RunFailed
-from megasharp.common.records import Completion, FinishReason, GenerateRequest, SamplingParams
+from megasharp.common.records import Completion, FinishReason, GenerateRequest, Routing, SamplingParams
 from megasharp.rollout.sglang.client.admission import Lengths, Load, bounds, choose
 from megasharp.rollout.sglang.client.api import EngineApi, EngineFailed, Limits, Refused
 from megasharp.rollout.sglang.client.members import Member, Members
@@ -132,13 +132,19 @@ class _Waiting:
 
 
 class Router:
-    """Sends responses to the engines of a fleet. `retried` counts those sent again."""
+    """Sends responses to the engines of a fleet. `retried` counts those sent again.
 
-    def __init__(self, members: Members, settings: RouterSettings, limits: Limits) -> None:
+    `experts` describes those that engines return with each response; None: they return none.
+    """
+
+    def __init__(
+        self, members: Members, settings: RouterSettings, limits: Limits, experts: Routing | None = None
+    ) -> None:
         self.retried = 0
         self._retried_seeds: list[int] = []
         self._counting = threading.Lock()
         self._limits = limits
+        self._experts = experts
         self._members = members
         self._settings = settings
         self._lengths = Lengths()
@@ -349,7 +355,9 @@ class Router:
             return sample.unsampled()
         backstop = self._loop.call_later(late, lambda: self._loop.create_task(_abort(api, [sample.name])))
         try:
-            answer = await api.generate(sample.alone(), whole.sampling, [sample.name], late + _GRACE_S, limits)
+            answer = await api.generate(
+                sample.alone(), whole.sampling, [sample.name], late + _GRACE_S, limits, self._experts
+            )
         finally:
             backstop.cancel()
         return answer if isinstance(answer, Refused) else answer[0]

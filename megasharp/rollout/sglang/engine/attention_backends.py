@@ -1,4 +1,6 @@
-"""Attention back-ends of SGLang 0.5.21 that serve a policy with its memory network, by GPU and by heads.
+"""The share of a memory network's heads in its policy's key-value pool, and the attention back-ends for that.
+
+Of SGLang 0.5.21's back-ends, those that serve both are known here by GPU and by heads.
 
 Where nothing is set SGLang chooses by the GPU (`get_default_attn_backend`): fa3 on Hopper (compute capability 9),
 trtllm_mha on B200, GB200 and B300 (10), flashinfer on others. fa3 has kernels for capabilities 8 and 9 only, and
@@ -9,6 +11,7 @@ serve gets another one by default. **None of this has run on a GPU.**
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +28,42 @@ _WITHOUT_FA3 = "flashinfer"
 _CHOICES, _CHOICE = {9: "fa3", 10: "trtllm_mha"}, "flashinfer"
 
 
+@dataclass(frozen=True, slots=True)
+class HeadsInPool:
+    """The memory's key-value heads in the pool of one rank, whose layers have the policy's number of heads.
+
+    Each of its heads stands there `repeats` times, and each of its layers takes `layers` of the pool's, with an equal
+    part of its heads in each; one of the two is 1. `queries`: query heads of such a part.
+    """
+
+    repeats: int
+    layers: int
+    queries: int
+
+
+def heads_in_pool(policy: Any, memory: Any, tp: int) -> HeadsInPool:
+    """Lay the memory's heads out on one of `tp` ranks.
+
+    Raises UserError where they neither fill the policy's number of heads nor are a multiple of it.
+    """
+    ours, theirs = (max(1, int(config.num_key_value_heads) // tp) for config in (policy, memory))
+    queries: int = memory.num_attention_heads // tp
+    where = f"(per rank, tp={tp}) " if tp > 1 else ""
+    if ours % theirs and theirs % ours:
+        raise UserError(
+            f"the memory network has {theirs} key-value heads {where}and the policy {ours}; "
+            "one must be a multiple of the other, because they share one cache"
+        )
+    if theirs > ours:
+        return HeadsInPool(1, theirs // ours, queries * ours // theirs)
+    if (queries // theirs) % (ours // theirs):
+        raise UserError(
+            f"the memory network's {queries} query heads {where}on {theirs} key-value heads cannot be shared among the "
+            f"policy's {ours}; take a memory network with {ours} key-value heads"
+        )
+    return HeadsInPool(ours // theirs, 1, queries)
+
+
 def check_kernels(flags: Mapping[str, Any], capability: Capability | None) -> None:
     """Raises UserError for a back-end that this GPU has no kernels for; None: the GPU is not known here."""
     if capability is None or capability[0] in _FA3:
@@ -36,13 +75,13 @@ def check_kernels(flags: Mapping[str, Any], capability: Capability | None) -> No
             )
 
 
-def check_attention(kernels: Any, policy: Any, memory: Any, capability: Capability | None = None) -> None:
+def check_attention(kernels: Any, policy: Any, memory: Any, tp: int, capability: Capability | None = None) -> None:
     """Raises UserError where SGLang's attention back-end plans with the policy's heads in a way that the memory breaks.
 
     `kernels` has each of `ATTENTION_KEYS`; None where SGLang has not chosen yet, or another one counts.
     """
-    usable = _usable(policy, memory, capability)
-    ours, theirs = policy.num_attention_heads, memory.num_attention_heads
+    ours, theirs = _queries(policy, memory, tp)
+    usable = _usable(ours, theirs, capability)
     if not usable:
         raise UserError(
             f"the memory network has {theirs} query heads and the policy {ours}: only fa3 serves more than the "
@@ -62,21 +101,25 @@ def check_attention(kernels: Any, policy: Any, memory: Any, capability: Capabili
         )
 
 
-def default_attention(policy: Any, memory: Any, capability: Capability | None) -> str | None:
+def default_attention(policy: Any, memory: Any, tp: int, capability: Capability | None) -> str | None:
     """Return the back-end for both networks where SGLang's own choice for this GPU is none; None: leave it to SGLang.
 
     Raises UserError as `check_attention`.
     """
     if capability is None:
         return None
-    check_attention(SimpleNamespace(**dict.fromkeys(ATTENTION_KEYS)), policy, memory, capability)
-    usable = _usable(policy, memory, capability)
+    check_attention(SimpleNamespace(**dict.fromkeys(ATTENTION_KEYS)), policy, memory, tp, capability)
+    usable = _usable(*_queries(policy, memory, tp), capability)
     return None if _CHOICES.get(capability[0], _CHOICE) in usable else usable[0]
 
 
-def _usable(policy: Any, memory: Any, capability: Capability | None) -> list[str]:
+def _queries(policy: Any, memory: Any, tp: int) -> tuple[int, int]:
+    """Return the query heads of an attention layer over all ranks: the policy's, and the memory's."""
+    return int(policy.num_attention_heads), heads_in_pool(policy, memory, tp).queries * tp
+
+
+def _usable(ours: int, theirs: int, capability: Capability | None) -> list[str]:
     """List the back-ends on a GPU that serve both networks, the best first; of all GPUs where it is not known."""
-    ours, theirs = policy.num_attention_heads, memory.num_attention_heads
     fits = {_ANY: True, _EQUAL: theirs == ours, _NOT_MORE: theirs <= ours}
     with_fa3 = capability is None or capability[0] in _FA3
     return [

@@ -2,14 +2,15 @@
 
     {"model": "/runs/7/policy", "memory": "/runs/7/memory", "host": "127.0.0.1", "port": 30000, "api_key": "k3y",
      "device": "cpu", "dtype": "float32", "tp": 1, "sglang": {"page_size": 16}, "deterministic": false, "sleep": false,
-     "shared": "/dev/shm/megasharp-engine-1"}
+     "returns_experts": false, "shared": "/dev/shm/megasharp-engine-1"}
 
 `memory` and `shared` may be null, and `api_key` be left out where the environment has it as MEGASHARP_ENGINE_KEY, so
-that it is in no file; `memory`, `shared`, `sglang`, `deterministic` and `sleep` may be left out. With a `memory_window`
-N the memory network attends to the prompt and the last N tokens alone; null: to all. `sglang` takes any field of the
-installed ServerArgs that is not set by another key. With `sleep` the engine can give its GPU's memory back for a while;
-its weights are gone then, and must be sent again. `shared` is a folder in shared memory: what the engine's processes
-share is in it or begins with its name.
+that it is in no file; `memory`, `shared`, `sglang`, `deterministic`, `sleep`, `returns_experts` may be left out. With a
+`memory_window` N the memory network attends to the prompt and the last N tokens alone; null: to all. `sglang` takes any
+field of the installed ServerArgs that is not set by another key. With `sleep` the engine can give its GPU's memory back
+for a while; its weights are gone then, and must be sent again. With `returns_experts` it can tell the experts to which
+a mixture of experts sent each token. `shared` is a folder in shared memory: what the engine's processes share is in it
+or begins with its name.
 
 In a reader's order: `EngineSettings`, the part that SGLang's child processes inherit in their environment; `Flag`, a
 field of the installed ServerArgs (the only part that imports sglang, and only when asked for the flags); `check_pair`
@@ -39,8 +40,10 @@ from megasharp.rollout.sglang.engine.attention_backends import (
     check_attention,
     check_kernels,
     default_attention,
+    heads_in_pool,
 )
 from megasharp.rollout.sglang.identity import KEY_VARIABLE, identity
+from megasharp.rollout.sglang.routed_experts import routed_experts
 
 _VARIABLE = "MEGASHARP_ENGINE"
 
@@ -49,8 +52,9 @@ _VARIABLE = "MEGASHARP_ENGINE"
 class EngineSettings:
     """Settings that SGLang's child processes need; they travel in the environment, as JSON.
 
-    `memory` is the memory network's folder, `memory_window` the tokens that it sees behind the prompt (None: all);
-    `max_rows` the most requests that can be in one batch.
+    `memory` is the memory network's folder, `memory_window` the tokens that it sees behind the prompt (None: all),
+    `memory_layers` the layers of the key-value pool that it takes; `max_rows` the most requests that can be in one
+    batch. `experts` is the dtype in which the experts of tokens are returned; None: they are not.
 
     `deterministic`: each token is drawn with a number hashed from the request's seed and the token's place, as
     `megasharp.rollout.inprocess.generation` does it. `shared` is the folder in shared memory whose name all that the
@@ -65,6 +69,8 @@ class EngineSettings:
     deterministic: bool
     shared: str | None = None
     memory_window: int | None = None
+    memory_layers: int = 0
+    experts: str | None = None
 
     def publish(self) -> None:
         """Put them where this process and all children that start from now on find them."""
@@ -120,13 +126,24 @@ def skip_the_packages_own_imports() -> None:
     sys.modules["sglang"] = package
 
 
-COMPOSITES = {"Qwen2ForCausalLM": "Qwen2WithMemory", "Qwen3ForCausalLM": "Qwen3WithMemory"}
+COMPOSITES = {
+    "Olmo2ForCausalLM": "Olmo2WithMemory",
+    "Qwen2ForCausalLM": "Qwen2WithMemory",
+    "Qwen3ForCausalLM": "Qwen3WithMemory",
+    "Qwen3MoeForCausalLM": "Qwen3MoeWithMemory",
+}
+_DENSE = ("Olmo2ForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
 def check_pair(policy: Any, memory: Any, tp: int) -> None:
     """Raises UserError with the reason why `memory` cannot share an engine of `tp` ranks with `policy`."""
-    for whose, config in (("policy", policy), ("memory network", memory)):
-        _check_network(whose, config, tp)
+    if _experts(memory):
+        raise UserError(
+            f"the memory network is a mixture of experts ({_architecture(memory)}); an engine has one table of where "
+            "experts are, the policy's, so take a dense memory network"
+        )
+    _check_network("policy", policy, tp, COMPOSITES)
+    _check_network("memory network", memory, tp, _DENSE)
     if memory.vocab_size != policy.vocab_size:
         raise UserError(
             f"the memory network has a vocabulary of {memory.vocab_size}, the policy of {policy.vocab_size}; "
@@ -137,48 +154,37 @@ def check_pair(policy: Any, memory: Any, tp: int) -> None:
             f"the memory network has heads of size {_head_size(memory)}, the policy of {_head_size(policy)}; "
             "they must be equal, because both networks share one cache"
         )
-    kv_repeats(policy, memory, tp)
+    heads_in_pool(policy, memory, tp)
 
 
-def kv_repeats(policy: Any, memory: Any, tp: int) -> int:
-    """Return how often each of the memory's key-value heads stands in the pool of one rank.
-
-    Raises UserError where copies of its heads cannot fill the policy's.
-    """
-    ours, theirs = (max(1, int(config.num_key_value_heads) // tp) for config in (policy, memory))
-    queries: int = memory.num_attention_heads // tp
-    where = f"(per rank, tp={tp}) " if tp > 1 else ""
-    if ours % theirs:
+def _check_network(whose: str, config: Any, tp: int, known: Collection[str]) -> None:
+    if _architecture(config) not in (*known, *(COMPOSITES[name] for name in known)):
         raise UserError(
-            f"the memory network has {theirs} key-value heads {where}and the policy {ours}; "
-            "the policy's must be a multiple of the memory's, because they share one cache"
-        )
-    if (queries // theirs) % (ours // theirs):
-        raise UserError(
-            f"the memory network's {queries} query heads {where}on {theirs} key-value heads cannot be shared among the "
-            f"policy's {ours}; take a memory network with {ours} key-value heads"
-        )
-    return ours // theirs
-
-
-def _check_network(whose: str, config: Any, tp: int) -> None:
-    if _architecture(config) not in (*COMPOSITES, *COMPOSITES.values()):
-        raise UserError(
-            f"the {whose} is a {_architecture(config)}; an engine with a memory network holds "
-            f"{' and '.join(COMPOSITES)} only"
+            f"the {whose} is a {_architecture(config)}; an engine with a memory network holds {', '.join(known)} only, "
+            f"as its {whose}"
         )
     if getattr(config, "use_sliding_window", False):
         raise UserError(f"the {whose} has sliding-window attention, which does not share a cache with another network")
     if config.num_attention_heads % tp:
         raise UserError(f"the {whose} has {config.num_attention_heads} query heads, which tp={tp} does not divide")
-    if config.intermediate_size % tp:
-        raise UserError(
-            f"the {whose} has an intermediate_size of {config.intermediate_size}, which tp={tp} does not divide"
-        )
+    name, width = _width(config)
+    if width % tp and not _experts(config):
+        raise UserError(f"the {whose} has {name} {width}, which tp={tp} does not divide")
 
 
 def _architecture(config: Any) -> str:
     return str((getattr(config, "architectures", None) or ["(none)"])[0])
+
+
+def _experts(config: Any) -> int:
+    """The number of a model's experts; 0 in a dense one."""
+    return int(getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None) or 0)
+
+
+def _width(config: Any) -> tuple[str, int]:
+    """The key and the number of an MLP's columns, which ranks share; of an expert's in a mixture."""
+    name = "intermediate_size" if getattr(config, "moe_intermediate_size", None) is None else "moe_intermediate_size"
+    return name, int(getattr(config, name, 0))
 
 
 def _head_size(config: Any) -> int:
@@ -203,6 +209,7 @@ _OURS = {
     "tp_size": "tp",
     "enable_deterministic_inference": "deterministic",
     "enable_memory_saver": "sleep",
+    "enable_return_routed_experts": "returns_experts",
     "json_model_override_args": "memory",
     "custom_weight_loader": "(the engine's own weight loader)",
 }
@@ -255,6 +262,29 @@ _REFUSED_WITH_WINDOW = {
 }
 
 
+# Flags that an engine of a mixture of experts may not set, with the reason.
+_MOVED = "updates and checksums look for each expert on one rank, by its number"
+_REFUSED_WITH_EXPERTS = {
+    "enable_eplb": _MOVED,
+    "ep_num_redundant_experts": _MOVED,
+    "init_expert_location": _MOVED,
+    "elastic_ep_backend": _MOVED,
+    "moe_dp_size": _MOVED,
+    "dwdp_size": _MOVED,
+}
+# MoE runners that keep weights in a layout of their own.
+_REARRANGING = ("triton_kernel", "flashinfer_trtllm", "flashinfer_trtllm_routed", "experimental_sgl_trtllm")
+# Flags that an engine which returns the experts of tokens may not set, with the reason.
+_REFUSED_WITH_REPLAY = {
+    "speculative_algorithm": "SGLang's record of routed experts has no room for drafted tokens",
+    "enable_mixed_chunk": "SGLang's record of routed experts has no room for more than a chunk of tokens",
+    "enable_hierarchical_cache": "cached tokens come back without the experts that they went to",
+    "enable_lmcache": "cached tokens come back without the experts that they went to",
+    "enable_two_batch_overlap": "both half-batches would write to one record of routed experts",
+    "enable_pdmux": "prefill and decoding would write to one record of routed experts",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """The file's keys, each of the right type. `tp` is the number of ranks that the model is cut over.
@@ -274,12 +304,26 @@ class EngineConfig:
     memory_window: int | None = None
     deterministic: bool = False
     sleep: bool = False
+    returns_experts: bool = False
     shared: str | None = None
     sglang: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self) -> EngineSettings:
         """The settings for SGLang's child processes."""
-        return EngineSettings(self.memory, self._rows(), self.deterministic, self.shared, self.memory_window)
+        layers = 0
+        if self.memory is not None:
+            policy, memory = _model_config(self.model), _model_config(self.memory)
+            layers = memory.num_hidden_layers * heads_in_pool(policy, memory, self.tp).layers
+        experts = routed_experts(Path(self.model)) if self.returns_experts else None
+        return EngineSettings(
+            memory=self.memory,
+            max_rows=self._rows(),
+            deterministic=self.deterministic,
+            shared=self.shared,
+            memory_window=self.memory_window,
+            memory_layers=layers,
+            experts=None if experts is None else experts.dtype_name,
+        )
 
     def identity(self) -> dict[str, Any]:
         """Describe the engine for runs that did not start it. Raises OSError or ValueError for an unreadable model."""
@@ -291,6 +335,7 @@ class EngineConfig:
             dtype=self.dtype,
             tp=self.tp,
             deterministic=self.deterministic,
+            returns_experts=self.returns_experts,
         )
 
     @property
@@ -318,22 +363,39 @@ class EngineConfig:
             args["enable_deterministic_inference"] = True
         if self.sleep and self.device != "cpu":
             args["enable_memory_saver"] = True
+        if self.returns_experts:
+            args["enable_return_routed_experts"] = True
+        if self.device != "cpu" and _experts(_model_config(self.model)) and not self.exchanges_tokens:
+            # SGLang's own choice, except on Blackwell, where it takes a runner that rearranges weights.
+            args["moe_runner_backend"] = "triton"
         if self.memory is not None:
-            composite = COMPOSITES[_model_config(self.model).architectures[0]]
-            args["json_model_override_args"] = json.dumps({"architectures": [composite]})
+            args |= self._memory_args(self.memory, capability)
+        return args | dict(self.sglang)
+
+    def _memory_args(self, memory: str, capability: Capability | None) -> dict[str, Any]:
+        policy_config, memory_config = _model_config(self.model), _model_config(memory)
+        composite = COMPOSITES[policy_config.architectures[0]]
+        args: dict[str, Any] = {
+            "json_model_override_args": json.dumps({"architectures": [composite]}),
             # The buffer of memory logits has a row for each request of the largest batch, captured ones included.
-            args["max_running_requests"] = self._rows()
+            "max_running_requests": self._rows(),
             # A prefill graph finds an attention layer by its number among those of `model.layers`: the policy's, where
             # the memory's numbers are past the end. SGLang would leave it out too, having counted fewer layers there
             # than the pool has; that count is not made for this.
-            args["disable_prefill_cuda_graph"] = True
-            if self.memory_window is not None:
-                args["radix_cache_backend"] = PROMPT_CACHE
-            if self.device != "cpu":
-                args["cuda_graph_max_bs_decode"] = self._rows()
-                attention = default_attention(_model_config(self.model), _model_config(self.memory), capability)
-                args |= {} if attention is None else {"attention_backend": attention}
-        return args | dict(self.sglang)
+            "disable_prefill_cuda_graph": True,
+        }
+        if self.memory_window is not None:
+            args["radix_cache_backend"] = PROMPT_CACHE
+        if self.device != "cpu":
+            args["cuda_graph_max_bs_decode"] = self._rows()
+            attention = default_attention(policy_config, memory_config, self.tp, capability)
+            args |= {} if attention is None else {"attention_backend": attention}
+        return args
+
+    @property
+    def exchanges_tokens(self) -> bool:
+        """True where tokens travel to the ranks of their experts, with runners of their own."""
+        return self.sglang.get("moe_a2a_backend") not in (None, "none")
 
     def _rows(self) -> int:
         return int(self.sglang.get("max_running_requests") or _DEFAULT_ROWS[self.device])
@@ -406,6 +468,7 @@ def check_config(config: EngineConfig, capability: Capability | None = None) -> 
         )
     if config.memory is not None:
         _check_memory(config, config.memory, capability)
+    _check_experts(config)
 
 
 def check_flags(config: EngineConfig, flags: Mapping[str, Flag]) -> None:
@@ -416,6 +479,8 @@ def check_flags(config: EngineConfig, flags: Mapping[str, Flag]) -> None:
     refused = dict(_REFUSED)
     refused |= {} if config.memory is None else _REFUSED_WITH_MEMORY
     refused |= {} if config.memory_window is None else _REFUSED_WITH_WINDOW
+    refused |= _REFUSED_WITH_EXPERTS if _experts(_model_config(config.model)) else {}
+    refused |= _REFUSED_WITH_REPLAY if config.returns_experts else {}
     for name, value in config.sglang.items():
         if name in _OURS:
             raise UserError(f"sglang.{name} is set by the engine's key {_OURS[name]}; leave it out")
@@ -467,14 +532,64 @@ def _check_cpu(config: EngineConfig) -> None:
             )
     # On a CPU SGLang pads these dimensions, so updates and checksums would not match a checkpoint's shapes.
     policy = _model_config(config.model)
-    width, heads = getattr(policy, "intermediate_size", 0), getattr(policy, "num_key_value_heads", config.tp)
+    name, width = _width(policy)
+    heads = getattr(policy, "num_key_value_heads", config.tp)
     if width % (_CPU_WIDTH * config.tp):
         raise UserError(
-            f"{config.model} has intermediate_size {width}; on a CPU it must be a multiple of "
-            f"{_CPU_WIDTH} x tp ({config.tp})"
+            f"{config.model} has {name} {width}; on a CPU it must be a multiple of {_CPU_WIDTH} x tp ({config.tp})"
         )
     if heads % config.tp:
         raise UserError(f"{config.model} has {heads} key-value heads; on a CPU tp ({config.tp}) must divide them")
+    if (config.sglang.get("ep_size") or 1) > 1:
+        raise UserError("sglang.ep_size is for GPUs: SGLang's experts in plain torch are whole on every rank, or cut")
+
+
+def _check_experts(config: EngineConfig) -> None:
+    """Refuse layouts of experts that updates do not know, and what SGLang's Mixtral computes in another way."""
+    policy = _model_config(config.model)
+    runner = config.sglang.get("moe_runner_backend")
+    if _experts(policy):
+        _check_expert_ranks(config, policy)
+    if _experts(policy) and runner in _REARRANGING:
+        raise UserError(
+            f"sglang.moe_runner_backend {runner} keeps experts in a layout of its own, which updates and checksums do "
+            "not know; use triton, or leave it out"
+        )
+    if config.returns_experts and not _experts(policy):
+        raise UserError(
+            f"returns_experts (a run's policy.experts.replay): {config.model} is no mixture of experts; leave it out"
+        )
+    if config.returns_experts and (config.sglang.get("chunked_prefill_size") or 1) < 1:
+        raise UserError(
+            "sglang.chunked_prefill_size must be positive with returns_experts: SGLang's record of routed experts has "
+            "room for one chunk of tokens"
+        )
+    if _architecture(policy) != "MixtralForCausalLM":
+        return
+    rope = getattr(policy, "rope_parameters", None) or getattr(policy, "rope_scaling", None) or {}
+    if rope.get("rope_type", rope.get("type", "default")) != "default":
+        raise UserError(f"{config.model} has scaled rotary positions, which SGLang's Mixtral does not compute")
+    if _head_size(policy) * policy.num_attention_heads != policy.hidden_size:
+        raise UserError(
+            f"{config.model} has head_dim {policy.head_dim}; SGLang's Mixtral takes hidden_size / num_attention_heads"
+        )
+
+
+def _check_expert_ranks(config: EngineConfig, policy: SimpleNamespace) -> None:
+    """Refuse numbers of ranks over which experts cannot be spread, or cut."""
+    # Where tokens travel, SGLang spreads the experts over all ranks.
+    ep = config.tp if config.exchanges_tokens else int(config.sglang.get("ep_size") or 1)
+    experts, (name, width) = _experts(policy), _width(policy)
+    if ep < 1 or config.tp % ep or experts % ep:
+        raise UserError(
+            f"sglang.ep_size {ep} must divide tp ({config.tp}) and the {experts} experts of {config.model}, which it "
+            "spreads over ranks"
+        )
+    if width % (config.tp // ep):
+        raise UserError(
+            f"{config.model} has {name} {width}, which tp / sglang.ep_size ({config.tp // ep}) does not divide; raise "
+            "sglang.ep_size, or lower tp"
+        )
 
 
 def _check_sleep(config: EngineConfig) -> None:
@@ -491,7 +606,7 @@ def _check_memory(config: EngineConfig, memory: str, capability: Capability | No
     policy_config, memory_config = _model_config(config.model), _model_config(memory)
     check_pair(policy_config, memory_config, config.tp)
     chosen = {name: config.sglang.get(name) for name in ATTENTION_KEYS}
-    check_attention(SimpleNamespace(**chosen), policy_config, memory_config, capability)
+    check_attention(SimpleNamespace(**chosen), policy_config, memory_config, config.tp, capability)
     if config.sglang.get("disable_prefill_cuda_graph") is False:
         reason = _REFUSED_WITH_MEMORY["cuda_graph_backend_prefill"]
         raise UserError(f"sglang.disable_prefill_cuda_graph False is refused: {reason}")

@@ -14,8 +14,8 @@ any number of buckets; an announcement or a file without any closes it. Headers,
 (versions, every name and shape, checksums) before the first weight changes; a broadcast that was not announced is
 refused. Weights from a folder are checked by the header in it.
 
-SGLang fuses projections, cuts matrices over ranks and pads the vocabulary. A `Slot` undoes that for one tensor, and
-`slots_of` gives an engine's weights under their Hugging Face names, as the trainer would have sent them.
+SGLang fuses projections and experts, cuts matrices over ranks and pads the vocabulary. A `Slot` undoes that for one
+tensor, and `slots_of` gives an engine's weights under their Hugging Face names, as the trainer would have sent them.
 """
 
 from __future__ import annotations
@@ -44,11 +44,15 @@ from megasharp.rollout.sglang.bucket import (
     unflattened,
 )
 from megasharp.rollout.sglang.engine.sglang_internals import (
+    FusedMoE,
     LlamaForCausalLM,
     MergedColumnParallelLinear,
+    MixtralForCausalLM,
+    Olmo2ForCausalLM,
     QKVParallelLinear,
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
+    Qwen3MoeForCausalLM,
     RowParallelLinear,
     VocabParallelEmbedding,
     get_parallel,
@@ -63,7 +67,9 @@ class Slot:
     """One tensor of a checkpoint and its place on this rank: rows `[start, start + size)` of `parameter`.
 
     `cut` is the dimension in which ranks hold parts, None where each holds all; `copies` neighbouring ranks hold the
-    same part. `rows`: how many rows the whole tensor has; ranks together may hold more, as padding.
+    same part. `rows`: how many rows the whole tensor has; ranks together may hold more, as padding. The parts are on
+    the ranks from `first` on, `holders` in number (None: all). An expert is on some ranks only; on the others the slot
+    names the expert that they have in its place.
     """
 
     name: str
@@ -73,23 +79,28 @@ class Slot:
     rows: int
     cut: int | None = None
     copies: int = 1
+    first: int = 0
+    holders: int | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the whole tensor, as a checkpoint has it."""
         rest = list(self.parameter.shape[1:])
         if self.cut == 1:
-            rest[0] *= get_parallel().tp_size
+            rest[0] *= self._holders
         return (self.rows, *rest)
+
+    @property
+    def _holders(self) -> int:
+        return get_parallel().tp_size if self.holders is None else self.holders
 
     def whole(self) -> Tensor:
         """The whole tensor; every rank must call it in the same order."""
         part = self.parameter.detach()[self.start : self.start + self.size].contiguous()
         if self.cut is not None and get_parallel().tp_size > 1:
-            part = tensor_model_parallel_all_gather(part, dim=self.cut)
-            if self.copies > 1:
-                # Neighbouring ranks hold the same part: each counts once.
-                part = torch.cat(part.split(self.size)[:: self.copies])
+            parts = tensor_model_parallel_all_gather(part, dim=self.cut).split(part.shape[self.cut], dim=self.cut)
+            # Neighbouring ranks hold the same part: each counts once.
+            part = torch.cat(parts[self.first : self.first + self._holders : self.copies], dim=self.cut)
         return part[: self.rows]
 
     def goal(self) -> Goal:
@@ -97,7 +108,10 @@ class Slot:
         part = self.parameter.detach()[self.start : self.start + self.size]
         if self.cut is None:
             return Goal(part, 0, 0, self.shape)
-        number = get_parallel().tp_rank // self.copies
+        place = get_parallel().tp_rank - self.first
+        if not 0 <= place < self._holders:
+            return Goal(part[:0], 0, 0, self.shape)
+        number = place // self.copies
         if self.cut == 1:
             return Goal(part, 1, number * part.shape[1], self.shape)
         # Rows past the whole tensor's are padding, which only the last ranks have.
@@ -133,7 +147,17 @@ def checksums(model: nn.Module) -> dict[str, str]:
 
 def known(model: nn.Module) -> bool:
     """Return True where `slots_of` knows the model's family."""
-    return isinstance(model, LlamaForCausalLM | Qwen2ForCausalLM | Qwen3ForCausalLM)
+    return isinstance(model, _FAMILIES)
+
+
+_FAMILIES = (
+    LlamaForCausalLM,
+    MixtralForCausalLM,
+    Olmo2ForCausalLM,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+    Qwen3MoeForCausalLM,
+)
 
 
 def _slots(network: nn.Module, prefix: str) -> Iterator[Slot]:
@@ -144,9 +168,13 @@ def _slots(network: nn.Module, prefix: str) -> Iterator[Slot]:
         # The memory network is a part of the policy's module, and has slots of its own.
         if not prefix and name.startswith(MEMORY_PREFIX):
             continue
+        layer = network.get_submodule(owner)
+        if isinstance(layer, FusedMoE):
+            yield from _experts(layer, prefix + owner, kind, parameter)
+            continue
         if kind not in ("weight", "bias"):
             raise ValueError(f"{name}: quantised weights have no checkpoint's layout")
-        yield from _slots_of_layer(network.get_submodule(owner), prefix + owner, kind, parameter)
+        yield from _slots_of_layer(layer, prefix + owner, kind, parameter)
 
 
 def _slots_of_layer(layer: Any, owner: str, kind: str, parameter: Tensor) -> Iterator[Slot]:
@@ -175,6 +203,31 @@ def _query_key_value(layer: Any, owner: str, kind: str, parameter: Tensor) -> It
     yield Slot(f"{stem}q_proj.{kind}", parameter, 0, queries, query_rows, cut=0)
     yield Slot(f"{stem}k_proj.{kind}", parameter, queries, keys, key_rows, cut=0, copies=copies)
     yield Slot(f"{stem}v_proj.{kind}", parameter, queries + keys, keys, key_rows, cut=0, copies=copies)
+
+
+# A checkpoint's names of an expert's gate, up and down projections, by the name of the layer's MLP.
+_EXPERT_MAPS = {"mlp": ("gate_proj", "up_proj", "down_proj"), "block_sparse_moe": ("w1", "w3", "w2")}
+
+
+def _experts(layer: Any, owner: str, kind: str, parameter: Tensor) -> Iterator[Slot]:
+    """Yield the tensors of all experts in the order of their numbers, those that other ranks hold among them."""
+    width, here, method = layer.intermediate_size_per_partition, layer.num_local_experts, layer.quant_method
+    shapes = {"w13_weight": (here, 2 * width, layer.hidden_size), "w2_weight": (here, layer.hidden_size, width)}
+    if parameter.shape != shapes.get(kind) or getattr(method, "w13_swiglu_interleaved", False):
+        raise ValueError(f"{owner}.{kind}: the MoE runner keeps experts in a layout that is no checkpoint's")
+    gate, up, down = _EXPERT_MAPS[owner.split(".")[-2]]
+    maps = (up, gate) if getattr(method, "load_up_proj_weight_first", False) else (gate, up)
+    for expert in range(layer.num_experts):
+        # Experts of one part stand on neighbouring ranks, over which each of them is cut.
+        part, number = divmod(expert, here)
+        ranks = {"first": part * layer.moe_tp_size, "holders": layer.moe_tp_size}
+        stem, matrix = f"{owner}.{expert}", parameter[number]
+        if kind == "w2_weight":
+            yield Slot(f"{stem}.{down}.weight", matrix, 0, layer.hidden_size, layer.hidden_size, cut=1, **ranks)
+            continue
+        for place, name in enumerate(maps):
+            rows = width * layer.moe_tp_size
+            yield Slot(f"{stem}.{name}.weight", matrix, place * width, width, rows, cut=0, **ranks)
 
 
 def on_all_ranks(act: Callable[[], None]) -> None:

@@ -16,19 +16,21 @@
 9. The names of shared memory: all that an engine's processes share in /dev/shm carries one name, by which whoever
    stops the engine removes it. SGLang ends its processes by force, which leaves their semaphores, message queues and
    load figures behind.
+10. `RoutedExpertsCapturer.get_topk`: the experts of a request's tokens, in one or two bytes each; SGLang's own have
+   four. `ALLOC_MEMORY_FUNCS`: on a CPU, memory for them that is not pinned, which needs CUDA.
 
 And of torch: where ranks meet (`rendezvous.py`).
 """
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from megasharp.rollout.sglang.engine import memory_pool, sglang_internals
@@ -72,18 +74,19 @@ def apply() -> None:
     _count_attention_layers(sglang_internals.ModelConfig, published())
     memory_pool.apply(published())
     _keep_limits(sglang_internals.Scheduler)
+    if published().experts is not None:
+        _narrow_experts(sglang_internals.RoutedExpertsCapturer, getattr(torch, str(published().experts)))
 
 
 def _count_attention_layers(config: Any, settings: EngineSettings) -> None:
     if settings.memory is None:
         return
     derive: Callable[[Any], None] = config._derive_hybrid_model
-    memory_layers = json.loads((Path(settings.memory) / "config.json").read_text(encoding="utf-8"))["num_hidden_layers"]
 
     def derived(self: Any) -> None:
         derive(self)
         policy_layers = self.num_attention_layers
-        self.num_attention_layers += memory_layers
+        self.num_attention_layers += settings.memory_layers
         if settings.memory_window is not None:
             self.is_hybrid_swa = True
             self.full_attention_layer_ids = list(range(policy_layers))
@@ -142,6 +145,19 @@ def _keep_limits(scheduler: Any) -> None:
 
     scheduler.megasharp_looked = 0.0
     scheduler._poll_timeout_aborts = polled
+
+
+def _narrow_experts(capturer: Any, narrow: torch.dtype) -> None:
+    routed: Callable[..., Tensor] = capturer.get_topk
+
+    def narrowed(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+        return routed(self, *args, **kwargs).to(narrow)
+
+    def plain(dims: tuple[int, ...], dtype: torch.dtype, device: str, **_: Any) -> Tensor:
+        return torch.empty(dims, dtype=dtype, device=device)
+
+    capturer.get_topk = narrowed
+    sglang_internals.ALLOC_MEMORY_FUNCS["cpu"] = plain
 
 
 def _answer_refusals(updater: Any) -> None:

@@ -50,6 +50,12 @@ DEFAULTS = {
     "enable_memory_saver": False,
     "weight_cache_mode": "off",
     "enable_weights_cpu_backup": False,
+    "ep_size": 1,
+    "moe_runner_backend": "auto",
+    "moe_a2a_backend": "none",
+    "enable_eplb": False,
+    "enable_mixed_chunk": False,
+    "enable_return_routed_experts": False,
 }
 FLAGS = {name: Flag(default) for name, default in DEFAULTS.items()} | {"page_size": Flag(None, whole_number)}
 NETWORK = {
@@ -60,7 +66,17 @@ NETWORK = {
     "head_dim": 32,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
 }
+
+
+EXPERTS = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "moe_intermediate_size": 64,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+}
+MIXTRAL = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "hidden_size": 128}
 
 
 def model(folder: Path, **changes: Any) -> str:
@@ -244,13 +260,87 @@ def test_refused_flags_may_say_their_default(keys: dict[str, Any]) -> None:
         ({"head_dim": 64}, "heads of size 64"),
         ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM"),
         ({"use_sliding_window": True}, "sliding-window"),
-        ({"num_key_value_heads": 4}, "multiple of the memory's"),
+        ({"num_key_value_heads": 3}, "one must be a multiple of the other"),
+        (EXPERTS, r"memory network is a mixture of experts \(Qwen3MoeForCausalLM\)"),
         ({"num_key_value_heads": 1, "num_attention_heads": 3}, "cannot be shared"),
     ],
 )
 def test_memory_networks_that_do_not_fit(keys: dict[str, Any], changes: dict[str, Any], words: str) -> None:
     model(Path(keys["memory"]), **changes)
     with pytest.raises(UserError, match=words):
+        check(keys)
+
+
+@each_case(("heads", "layers"), [(1, 3), (2, 3), (4, 6), (8, 12)])
+def test_a_memory_of_more_key_value_heads_takes_more_layers_of_the_pool(
+    keys: dict[str, Any], heads: int, layers: int
+) -> None:
+    model(Path(keys["memory"]), num_key_value_heads=heads, num_attention_heads=8, num_hidden_layers=3)
+    assert check(keys).settings().memory_layers == layers
+
+
+def test_attention_of_a_part_of_the_memorys_heads(keys: dict[str, Any]) -> None:
+    """Each layer of the pool serves half of the memory's query heads: as many as the policy has, or fewer."""
+    model(Path(keys["memory"]), num_key_value_heads=4, num_attention_heads=8)
+    check({**keys, "device": "cuda", "sglang": {"attention_backend": "flashinfer"}})
+    model(Path(keys["memory"]), num_key_value_heads=4, num_attention_heads=4)
+    with pytest.raises(UserError, match=r"as many query heads in the memory network \(2\)"):
+        check({**keys, "device": "cuda", "sglang": {"attention_backend": "flashinfer"}})
+
+
+def test_an_engine_of_experts(keys: dict[str, Any]) -> None:
+    model(Path(keys["model"]), **EXPERTS, intermediate_size=100)
+    config = check({**keys, "returns_experts": True})
+    args = config.server_args()
+    assert json.loads(args["json_model_override_args"]) == {"architectures": ["Qwen3MoeWithMemory"]}
+    assert args["enable_return_routed_experts"] is True and config.settings().experts == "uint8"
+    assert "moe_runner_backend" not in args
+    quiet = check({**keys, "memory": None})
+    assert "enable_return_routed_experts" not in quiet.server_args() and quiet.settings().experts is None
+
+
+def test_experts_on_a_gpu_keep_their_layout(keys: dict[str, Any]) -> None:
+    """Where tokens travel to their experts' ranks, the runner is SGLang's choice; `ep_size` and others pass through."""
+    gpu = {**keys, "memory": None, "device": "cuda"}
+    assert "moe_runner_backend" not in check(gpu).server_args()
+    model(Path(keys["model"]), **EXPERTS)
+    assert check({**gpu, "sglang": {"ep_size": 2}, "tp": 2}).server_args()["moe_runner_backend"] == "triton"
+    deep = check({**gpu, "sglang": {"ep_size": 2, "moe_a2a_backend": "deepep"}, "tp": 2}).server_args()
+    assert (deep["ep_size"], deep["moe_a2a_backend"]) == (2, "deepep") and "moe_runner_backend" not in deep
+    own = check({**gpu, "sglang": {"moe_runner_backend": "flashinfer_cutlass"}}).server_args()
+    assert own["moe_runner_backend"] == "flashinfer_cutlass"
+
+
+@each_case(
+    ("network", "changes", "words"),
+    [
+        (EXPERTS, {"sglang": {"ep_size": 2}, "tp": 2}, "ep_size is for GPUs"),
+        (EXPERTS, {"sglang": {"ep_size": 3}, "tp": 4, "device": "cuda"}, r"ep_size 3 must divide tp \(4\)"),
+        (EXPERTS | {"num_experts": 6}, {"sglang": {"ep_size": 4}, "tp": 4, "device": "cuda"}, "the 6 experts"),
+        (EXPERTS | {"moe_intermediate_size": 6}, {"tp": 4, "device": "cuda"}, r"ep_size \(4\) does not divide; raise"),
+        (EXPERTS, {"sglang": {"moe_runner_backend": "flashinfer_trtllm"}}, "a layout of its own"),
+        (EXPERTS, {"sglang": {"enable_eplb": True}}, "each expert on one rank"),
+        (EXPERTS | {"moe_intermediate_size": 48}, {}, "moe_intermediate_size 48; on a CPU"),
+        (EXPERTS, {"returns_experts": True, "sglang": {"enable_mixed_chunk": True}}, "no room for more than a chunk"),
+        (EXPERTS, {"returns_experts": True, "sglang": {"chunked_prefill_size": -1}}, "must be positive"),
+        (EXPERTS, {"sglang": {"enable_return_routed_experts": True}}, "set by the engine's key returns_experts"),
+        ({}, {"returns_experts": True}, "no mixture of experts"),
+        (MIXTRAL | {"head_dim": 64}, {}, "has head_dim 64; SGLang's Mixtral"),
+        (MIXTRAL | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, {}, "scaled rotary positions"),
+    ],
+)
+def test_refusals_of_experts(
+    keys: dict[str, Any], network: dict[str, Any], changes: dict[str, Any], words: str
+) -> None:
+    model(Path(keys["model"]), **network)
+    with pytest.raises(UserError, match=words):
+        check({**keys, "memory": None, **changes})
+
+
+def test_a_mixtral_is_served(keys: dict[str, Any]) -> None:
+    model(Path(keys["model"]), **MIXTRAL)
+    check({**keys, "memory": None, "sglang": {"moe_runner_backend": "triton"}})
+    with pytest.raises(UserError, match="only, as its policy"):
         check(keys)
 
 

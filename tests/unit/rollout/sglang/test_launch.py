@@ -237,6 +237,8 @@ def test_config_is_what_the_engine_reads(tmp_path: Path) -> None:
         "sleep": False,
         "shared": None,
     }
+    returning = module.engine_config(replace(settings(tmp_path), returns_experts=True), 31000, "secret")
+    assert returning["returns_experts"] is True
 
 
 @pytest.fixture

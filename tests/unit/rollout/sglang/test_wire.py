@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +12,9 @@ import torch
 from cases import each_case
 
 from megasharp.common.errors import UserError
-from megasharp.common.records import FinishReason, GenerateRequest, Plausible, SamplingParams, VersionSpan
+from megasharp.common.records import FinishReason, GenerateRequest, Plausible, Routing, SamplingParams, VersionSpan
 from megasharp.rollout.sglang.client.api import MalformedAnswer, WeightLabel, completions, generate_body
+from megasharp.rollout.sglang.routed_experts import routed_experts
 
 PLAIN = SamplingParams(max_tokens=8, temperature=0.7, stop_token_ids=(1,))
 WITH_MEMORY = SamplingParams(max_tokens=8, memory_mu=0.5)
@@ -104,6 +108,44 @@ def test_candidates_are_told_where_they_were_asked_for() -> None:
     assert unasked.entropy is None and unasked.top_logp is None
     with pytest.raises(MalformedAnswer, match="policy_entropy"):
         completions([item()], (1,), sampling)
+
+
+def test_experts_are_returned_where_they_were_asked_for() -> None:
+    """Of a prompt of three tokens and a response of two, of which the last was not fed."""
+    request, few, many = GenerateRequest((6, 7, 8), (1,)), Routing(2, 2, 256), Routing(2, 2, 257)
+    assert generate_body(request, PLAIN, ("a",), with_experts=True)["return_routed_experts"] is True
+    assert "return_routed_experts" not in generate_body(request, PLAIN, ("a",))
+    numbers = torch.arange(16).view(4, 2, 2) + 100
+    for experts, dtype in ((few, torch.uint8), (many, torch.int16)):
+        text = base64.b64encode(numbers.to(dtype).numpy().tobytes()).decode()
+        [found] = completions([item(prompt_tokens=3, routed_experts=text)], (1,), PLAIN, experts=experts)
+        assert found.experts is not None and found.experts.dtype == dtype
+        assert found.experts.tolist() == numbers.tolist()
+    [unasked] = completions([item(prompt_tokens=3, routed_experts=text)], (1,), PLAIN)
+    assert unasked.experts is None
+    with pytest.raises(MalformedAnswer, match=r"32 bytes of routed experts; 16 are of 4 positions"):
+        completions([item(prompt_tokens=3, routed_experts=text)], (1,), PLAIN, experts=few)
+    with pytest.raises(MalformedAnswer, match="routed_experts"):
+        completions([item(prompt_tokens=3)], (1,), PLAIN, experts=few)
+
+
+def test_a_response_that_was_aborted_before_it_was_computed_again_has_no_experts() -> None:
+    aborted = item(prompt_tokens=3, finish_reason={"type": "abort", "message": "x"})
+    [found] = completions([aborted], (1,), PLAIN, experts=Routing(2, 2, 8))
+    assert found.tokens.numel() == 0 and found.finish_reason is FinishReason.ABORT
+
+
+@each_case(
+    ("config", "experts"),
+    [
+        ({"num_experts": 128, "num_experts_per_tok": 8}, Routing(48, 8, 128)),
+        ({"num_local_experts": 8, "num_experts_per_tok": 2}, Routing(48, 2, 8)),
+        ({}, None),
+    ],
+)
+def test_the_experts_of_a_model(tmp_path: Path, config: dict[str, int], experts: Routing | None) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 48, **config}))
+    assert routed_experts(tmp_path) == experts
 
 
 def test_spans_of_several_versions() -> None:

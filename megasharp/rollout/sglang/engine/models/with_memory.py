@@ -25,15 +25,17 @@ from transformers import AutoConfig
 
 from megasharp.common.group_environment import compute_capability
 from megasharp.common.records import MEMORY_PREFIX
-from megasharp.rollout.sglang.engine.attention_backends import check_attention
-from megasharp.rollout.sglang.engine.engine_config import check_pair, kv_repeats, published
+from megasharp.rollout.sglang.engine.attention_backends import check_attention, heads_in_pool
+from megasharp.rollout.sglang.engine.engine_config import check_pair, published
 from megasharp.rollout.sglang.engine.memory_window import Seen, attend, seen_in_step
+from megasharp.rollout.sglang.engine.models.plain import Qwen3MoeForCausalLM
 from megasharp.rollout.sglang.engine.sampling_math import MemoryLogits
 from megasharp.rollout.sglang.engine.sglang_internals import (
     CaptureHiddenMode,
     DefaultModelLoader,
     KVWriteLoc,
     LogitsMetadata,
+    Olmo2ForCausalLM,
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
     RadixAttention,
@@ -44,7 +46,7 @@ from megasharp.rollout.sglang.engine.sglang_internals import (
     get_token_to_kv_pool,
 )
 
-_NETWORKS = {"Qwen2ForCausalLM": Qwen2ForCausalLM, "Qwen3ForCausalLM": Qwen3ForCausalLM}
+_NETWORKS = {each.__name__: each for each in (Olmo2ForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)}
 
 
 class _WithMemory(nn.Module):
@@ -55,8 +57,9 @@ class _WithMemory(nn.Module):
         settings = published()
         assert settings.memory is not None
         memory_config = AutoConfig.from_pretrained(settings.memory, trust_remote_code=False)
-        check_pair(config, memory_config, get_parallel().tp_size)
-        check_attention(get_exec().kernel, config, memory_config, compute_capability())
+        ranks = get_parallel().tp_size
+        check_pair(config, memory_config, ranks)
+        check_attention(get_exec().kernel, config, memory_config, ranks, compute_capability())
         # The policy's quantisation says nothing about another checkpoint.
         self.memory = _NETWORKS[memory_config.architectures[0]](memory_config, quant_config=None, prefix="memory")
         self._window = None if settings.memory_window is None else Window(settings.memory_window)
@@ -65,7 +68,7 @@ class _WithMemory(nn.Module):
         self.secondary_weights = [
             DefaultModelLoader.Source(model_or_path=settings.memory, revision=None, prefix=MEMORY_PREFIX)
         ]
-        self._layers: int = config.num_hidden_layers + memory_config.num_hidden_layers
+        self._layers: int = config.num_hidden_layers + settings.memory_layers
 
     @property
     def end_layer(self) -> int:
@@ -108,12 +111,20 @@ class _WithMemory(nn.Module):
         return False
 
 
+class Olmo2WithMemory(_WithMemory, Olmo2ForCausalLM):  # type: ignore[misc]
+    """An OLMo 2 policy."""
+
+
 class Qwen2WithMemory(_WithMemory, Qwen2ForCausalLM):  # type: ignore[misc]
     """A Qwen2 policy."""
 
 
 class Qwen3WithMemory(_WithMemory, Qwen3ForCausalLM):  # type: ignore[misc]
     """A Qwen3 policy."""
+
+
+class Qwen3MoeWithMemory(_WithMemory, Qwen3MoeForCausalLM):
+    """A Qwen3 policy of experts; the memory is dense."""
 
 
 class Window:
@@ -178,17 +189,44 @@ class _RepeatedHeads(nn.Module):
         return split.repeat_interleave(self._repeats, dim=1).flatten(1)
 
 
+class _SplitHeads(nn.Module):
+    """An attention layer in parts, each with as many key-value heads as a layer of the pool, and a layer of its own.
+
+    Query heads of a key-value head are adjacent, so equal parts of both belong together.
+    """
+
+    def __init__(self, parts: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self._parts = nn.ModuleList(parts)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, forward_batch: Any, **kwargs: Any) -> Tensor:
+        """Attend with `q` [tokens, heads * head_dim]; returns the same shape."""
+        split = zip(*(heads.chunk(len(self._parts), dim=1) for heads in (q, k, v)), strict=True)
+        outputs = [
+            part(*(heads.contiguous() for heads in some), forward_batch, **kwargs)
+            for part, some in zip(self._parts, split, strict=True)
+        ]
+        return torch.cat(outputs, dim=1)
+
+
 def _move_into_pool(memory: Any, policy_config: Any, memory_config: Any, window: Window | None) -> None:
     """Number the memory's attention layers after the policy's, with the policy's number of key-value heads."""
-    repeats = kv_repeats(policy_config, memory_config, get_parallel().tp_size)
+    plan = heads_in_pool(policy_config, memory_config, get_parallel().tp_size)
     for layer in memory.model.layers:
-        attention = layer.self_attn.attn
-        assert isinstance(attention, RadixAttention)
-        attention.layer_id += policy_config.num_hidden_layers
-        attention.tp_k_head_num *= repeats
-        attention.tp_v_head_num *= repeats
-        inner = attention if window is None else _WindowedAttention(attention, window)
-        layer.self_attn.attn = inner if repeats == 1 else _RepeatedHeads(inner, attention.head_dim, repeats)
+        whole = layer.self_attn.attn
+        assert isinstance(whole, RadixAttention)
+        first, heads = policy_config.num_hidden_layers + whole.layer_id * plan.layers, whole.tp_k_head_num
+        whole.layer_id = first
+        whole.tp_k_head_num = whole.tp_v_head_num = heads * plan.repeats // plan.layers
+        whole.tp_q_head_num = plan.queries
+        others = [
+            RadixAttention(plan.queries, whole.head_dim, whole.scaling, heads // plan.layers, number)
+            for number in range(first + 1, first + plan.layers)
+        ]
+        parts = [each if window is None else _WindowedAttention(each, window) for each in (whole, *others)]
+        layer.self_attn.attn = parts[0] if plan.layers == 1 else _SplitHeads(parts)
+        if plan.repeats > 1:
+            layer.self_attn.attn = _RepeatedHeads(parts[0], whole.head_dim, plan.repeats)
 
 
 @contextmanager
@@ -207,4 +245,4 @@ def _without_the_policys_schedule() -> Iterator[None]:
         metadata.scheduler_metadata = schedule
 
 
-EntryClass = [Qwen2WithMemory, Qwen3WithMemory]
+EntryClass = [Olmo2WithMemory, Qwen2WithMemory, Qwen3MoeWithMemory, Qwen3WithMemory]
