@@ -269,7 +269,24 @@ def training_sequence(group: Group, index: int, adv_K: Tensor | None) -> TrainSe
         mask_T=mask_T if sampled_T is None else mask_T * sampled_T,
         sampler_logp_T=completion.sampler_logp,
         policy_logp_T=completion.policy_logp,
+        experts=_experts(completion, len(group.prompt.tokens)),
     )
+
+
+def _experts(completion: Completion, prompt: int) -> Tensor | None:
+    """[tokens, layers, per_token]; the last tokens, which no engine has read, have those of the token before them.
+
+    Raises ValueError where tokens were read without theirs.
+    """
+    found = completion.experts
+    if found is None or not found.numel():
+        return None
+    unread, sampled = prompt + completion.length - found.shape[0], completion.policy_turns[-1][1]
+    if not 1 <= unread <= 1 + completion.length - sampled:
+        raise ValueError(
+            f"{found.shape[0]} tokens have experts, of a prompt of {prompt} and {completion.length} others"
+        )
+    return torch.cat([found, found[-1:].expand(unread, -1, -1)])
 
 
 def _spread(adv_K: Tensor, completion: Completion) -> Tensor:

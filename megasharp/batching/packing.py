@@ -20,14 +20,17 @@ import torch
 from megasharp.batching.planning import Flops, imbalance, measure, plan
 from megasharp.batching.share import Member, Planned, make_share
 from megasharp.batching.views import open_share
+from megasharp.common.errors import UserError
+from megasharp.common.layout import ParallelLayout
 from megasharp.common.records import (
     Denominators,
     Mean,
     Metrics,
     MicroBatch,
     MiniBatch,
-    ParallelLayout,
+    Routing,
     StepBatch,
+    dtype_name,
 )
 from megasharp.common.records import Sequence as TrainSequence
 
@@ -54,7 +57,7 @@ class PackLayout:
     `constant` is the horizon of `token_sum_over_constant`; `share_prompts` keeps one copy of a group's prompt. `flops`
     says what rows cost, by which ranks are balanced. With `silent_apart` groups without any advantage have
     micro-batches of their own, for ranks that pass those forward alone: each rank then has its part of
-    what costs a backward pass.
+    what costs a backward pass. With `routing` micro-batches say where engines sent their tokens (routing replay).
     """
 
     dp: int
@@ -66,6 +69,7 @@ class PackLayout:
     micro_batch_multiple: int = 1
     flops: Flops = ROWS_ALONE
     silent_apart: bool = False
+    routing: Routing | None = None
 
 
 def row_multiple(layout: ParallelLayout, device: str) -> int:
@@ -81,8 +85,14 @@ def pack(sequences: Sequence[TrainSequence], layout: PackLayout, seed: int) -> S
     """Pack one training step.
 
     `sequences` come group by group; a mini-batch is a contiguous run of groups. Fewer groups than mini-batches make
-    fewer mini-batches. The batch keeps `seed`; nothing is drawn here. Raises ValueError without any sequence.
+    fewer mini-batches. The batch keeps `seed`; nothing is drawn here.
+
+    Raises:
+        ValueError: there is no sequence.
+        UserError: one that trains lacks the experts that the layout asks for, or has others than this model.
     """
+    if layout.routing is not None:
+        _check_experts(sequences, layout.routing)
     group_ids = tuple(dict.fromkeys(s.group_id for s in sequences))
     number = {group_id: i for i, group_id in enumerate(group_ids)}
     groups: list[list[Member]] = [[] for _ in group_ids]
@@ -94,7 +104,8 @@ def pack(sequences: Sequence[TrainSequence], layout: PackLayout, seed: int) -> S
     count = min(layout.mini_batches, len(groups))
     bounds = [round(i * len(groups) / count) for i in range(count + 1)]
     planned = [_planned(groups[first:last], layout) for first, last in pairwise(bounds)]
-    ranks = [open_share(make_share([mini[d] for mini in planned], layout.row_multiple)) for d in range(layout.dp)]
+    shares = [make_share([mini[d] for mini in planned], layout.row_multiple, layout.routing) for d in range(layout.dp)]
+    ranks = [open_share(share) for share in shares]
     mini_batches = []
     for per_rank in zip(*ranks, strict=True):
         micros = [micro for rank in per_rank for micro in rank]
@@ -103,6 +114,23 @@ def pack(sequences: Sequence[TrainSequence], layout: PackLayout, seed: int) -> S
         denominators = Denominators(math.fsum(counts.tolist()), float((counts > 0).sum()), layout.constant)
         mini_batches.append(MiniBatch(per_rank, denominators))
     return StepBatch(tuple(mini_batches), group_ids, seed)
+
+
+def _check_experts(sequences: Sequence[TrainSequence], routing: Routing) -> None:
+    """Refuse what routing replay cannot replay; a response of which no token trains needs no experts."""
+    shape = (routing.layers, routing.per_token)
+    for each in sequences:
+        if each.experts is None and bool(each.mask_T.any()):
+            raise UserError(
+                f"policy.experts.replay: no experts were recorded of response {each.index} of group {each.group_id}; "
+                "sample with engines that record them, or set policy.experts.replay=false"
+            )
+        if each.experts is not None and (each.experts.shape[1:], each.experts.dtype) != (shape, routing.dtype):
+            raise UserError(
+                f"policy.experts.replay: the experts of response {each.index} of group {each.group_id} are "
+                f"{list(each.experts.shape[1:])} {dtype_name(each.experts.dtype)} a token, where this model's are "
+                f"{list(shape)} {dtype_name(routing.dtype)}: engines sample another model"
+            )
 
 
 def _planned(groups: Sequence[Sequence[Member]], layout: PackLayout) -> list[list[Planned]]:

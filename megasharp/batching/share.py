@@ -14,6 +14,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from megasharp.common.records import Routing
 from megasharp.common.records import Sequence as TrainSequence
 from megasharp.ops.segment import segment_broadcast
 from megasharp.ops.uniform import seeds_to_int64
@@ -47,7 +48,8 @@ class Packed:
     `ids`: int32, of each unit its prompt once and then all of its responses. `sampler`, `policy`: float32 log-probs.
     `units`: int64 [2, units], the prompt's length and the number of responses that share it. `sequences`: int64 [4, S],
     response length, group, place in the step's flat order, seed. `micros`: int64, the units of each micro-batch;
-    `minis`: the micro-batches of each mini-batch. `row_multiple` divides the rows of a micro-batch.
+    `minis`: the micro-batches of each mini-batch. `row_multiple` divides the rows of a micro-batch. `experts`: those of
+    `ids`, [ids, layers, experts per token], of `routing`'s sizes; both None without routing replay.
     """
 
     ids: Tensor
@@ -58,6 +60,8 @@ class Packed:
     micros: Tensor
     minis: tuple[int, ...]
     row_multiple: int
+    experts: Tensor | None = None
+    routing: Routing | None = None
 
     @property
     def lengths_S(self) -> Tensor:
@@ -90,6 +94,7 @@ class Share:
         """Size of the tensors."""
         packed, labels = self.packed, self.labels
         tensors = [packed.ids, packed.units, packed.sequences, packed.micros, labels.scores]
+        tensors += [] if packed.experts is None else [packed.experts]
         columns = [packed.sampler, packed.policy, labels.mask, labels.advantage]
         return sum(t.numel() * t.element_size() for t in (*tensors, *(column.values for column in columns)))
 
@@ -106,8 +111,8 @@ class Share:
 Planned = Sequence[Sequence[Member]]
 
 
-def make_share(minis: Sequence[Sequence[Planned]], row_multiple: int) -> Share:
-    """Pack the micro-batches of one rank, mini-batch by mini-batch."""
+def make_share(minis: Sequence[Sequence[Planned]], row_multiple: int, routing: Routing | None = None) -> Share:
+    """Pack the micro-batches of one rank, mini-batch by mini-batch; with `routing`, experts of these sizes too."""
     micros = list(chain.from_iterable(minis))
     units = list(chain.from_iterable(micros))
     members = list(chain.from_iterable(units))
@@ -127,6 +132,8 @@ def make_share(minis: Sequence[Sequence[Planned]], row_multiple: int) -> Share:
         micros=torch.tensor([len(micro) for micro in micros], dtype=torch.int64),
         minis=tuple(len(mini) for mini in minis),
         row_multiple=row_multiple,
+        experts=None if routing is None else _experts(units, routing),
+        routing=routing,
     )
     return Share(packed, make_labels(sequences, lengths_S))
 
@@ -157,6 +164,21 @@ def _ids(units: Sequence[Sequence[Member]]) -> Tensor:
         parts.extend(member.sequence.tokens[prompt_length:] for member in unit[1:])
     ids = torch.empty(sum(part.numel() for part in parts), dtype=torch.int32)
     return torch.cat(parts, out=ids) if parts else ids
+
+
+def _experts(units: Sequence[Sequence[Member]], routing: Routing) -> Tensor:
+    """[ids, layers, per_token]: the first response's that has any in the prompt; those that have none go anywhere."""
+    parts = []
+    for unit in units:
+        prompt_length = unit[0].sequence.prompt_length
+        known = next((member.sequence.experts for member in unit if member.sequence.experts is not None), None)
+        parts.append(routing.anywhere(prompt_length) if known is None else known[:prompt_length])
+        for sequence in (member.sequence for member in unit):
+            own = sequence.experts
+            parts.append(routing.anywhere(sequence.response_length) if own is None else own[prompt_length:])
+    count = sum(part.shape[0] for part in parts)
+    experts = torch.empty(count, routing.layers, routing.per_token, dtype=routing.dtype)
+    return torch.cat(parts, out=experts) if parts else experts
 
 
 def _column(parts: Sequence[Tensor], dtype: torch.dtype, lengths_S: Tensor, constant: bool) -> Column:

@@ -82,6 +82,8 @@ class Rows:
 
     def __init__(self, packed: Packed, extent: Extent) -> None:
         self._ids = packed.ids[extent.ids]
+        self._experts = None if packed.experts is None else packed.experts[extent.ids]
+        self._routing = packed.routing
         prompts_U, members_U = packed.units[:, extent.units]
         self.lengths_S = packed.lengths_S[extent.sequences]
         units, sequences = prompts_U.numel(), self.lengths_S.numel()
@@ -122,12 +124,22 @@ class Rows:
 
     def tokens(self) -> Tensor:
         """Return every row's token, int64 [P]."""
+        tokens_P = torch.zeros(self.count, dtype=torch.int64)
+        tokens_P[: self.count - self.padding] = self._ids[self._has_row()]
+        return tokens_P
+
+    def experts(self) -> Tensor | None:
+        """Return every row's experts, [P, layers, per_token], those of padding anywhere; None without replay."""
+        if self._experts is None or self._routing is None:
+            return None
+        return torch.cat([self._experts[self._has_row()], self._routing.anywhere(self.padding)])
+
+    def _has_row(self) -> Tensor:
+        """Return which ids have a row, bool: all but the last of each response."""
         has_row = torch.ones(self._ids.numel(), dtype=torch.bool)
         ends_S = self._ids_K.cumsum(0)[self._response_S]
         has_row[ends_S[self.lengths_S > 0] - 1] = False
-        tokens_P = torch.zeros(self.count, dtype=torch.int64)
-        tokens_P[: self.count - self.padding] = self._ids[has_row]
-        return tokens_P
+        return has_row
 
     def targets(self) -> Tensor:
         """Return the response tokens, int64 [T]."""
@@ -226,6 +238,11 @@ class MicroView(MicroBatch):
     @cached_property
     def positions_P(self) -> Tensor:
         return self._rows.positions()
+
+    @property
+    def experts_PLK(self) -> Tensor | None:
+        # Not kept: they are many times as large as all else.
+        return self._rows.experts()
 
     @cached_property
     def rows_T(self) -> Tensor:

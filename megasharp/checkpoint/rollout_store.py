@@ -26,6 +26,7 @@ from megasharp.common.records import (
     Turn,
     Verdict,
     VersionSpan,
+    dtype_name,
 )
 from megasharp.metrics.parquet import arrow, parquet, write_rows
 from megasharp.rollout.in_flight import SampledWith, Unfinished
@@ -48,6 +49,8 @@ def _unfinished_schema() -> pa.Schema:
     pa = arrow()
     # Exactly the dtype of a Completion: a resumed run must get back every bit.
     logp = pa.list_(pa.float32())
+    # Megabytes a response, which as lists of numbers would be Python objects of 30 times the size.
+    experts = pa.struct([("dtype", pa.string()), ("shape", pa.list_(pa.int64())), ("bytes", pa.large_binary())])
     span = pa.struct([(name, pa.int64()) for name in ("version", "start", "end")])
     return pa.schema(
         [
@@ -70,6 +73,7 @@ def _unfinished_schema() -> pa.Schema:
             ("verdict", pa.struct([(name, pa.string()) for name in _VERDICT] + [("reward", pa.float64())])),
             ("cut", pa.bool_()),
             ("failure", pa.string()),
+            ("experts", experts),
         ]
     )
 
@@ -186,6 +190,7 @@ def _rows(prompt: Unfinished) -> Iterator[dict[str, Any]]:
                 "finish_reason": response.finish_reason.value,
                 "seed": response.seed,
                 **_episode_cells(response.episode),
+                "experts": _array(response.experts),
             }
         yield row
 
@@ -224,7 +229,27 @@ def _floats(values_T: Tensor | None) -> list[float] | None:
     return None if values_T is None else values_T.tolist()
 
 
-def _completion(row: dict[str, object]) -> Completion:
+def _array(values: Tensor | None) -> dict[str, Any] | None:
+    if values is None:
+        return None
+    return {
+        "dtype": dtype_name(values.dtype),
+        "shape": list(values.shape),
+        "bytes": values.contiguous().numpy().tobytes(),
+    }
+
+
+def _tensor(cell: dict[str, Any] | None) -> Tensor | None:
+    """Return what `_array` wrote."""
+    if cell is None:
+        return None
+    dtype = {"uint8": torch.uint8, "int16": torch.int16}[cell["dtype"]]
+    if not cell["bytes"]:
+        return torch.empty(cell["shape"], dtype=dtype)
+    return torch.frombuffer(bytearray(cell["bytes"]), dtype=dtype).reshape(cell["shape"])
+
+
+def _completion(row: dict[str, Any]) -> Completion:
     def tensor(name: str, dtype: torch.dtype) -> Tensor | None:
         return None if row[name] is None else torch.tensor(row[name], dtype=dtype)
 
@@ -245,4 +270,5 @@ def _completion(row: dict[str, object]) -> Completion:
         calibration_kl=tensor("calibration_kl", torch.float32),
         cause="" if episode is None else episode.failure,
         episode=episode,
+        experts=_tensor(row["experts"]),
     )

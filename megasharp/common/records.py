@@ -2,7 +2,8 @@
 
 Shape suffixes; `learner/block_plan.py` and `learner/output_head.py` add their own:
 `_B` prompts, `_G` responses of a group, `_S` sequences (responses of a batch), `_T` tokens, `_P` tokens of a packed
-micro-batch (prompts included), `_N` top-N candidates, `_V` vocabulary, `_Vp` one rank's shard of it, `_H` hidden.
+micro-batch (prompts included), `_N` top-N candidates, `_V` vocabulary, `_Vp` one rank's shard of it, `_H` hidden,
+`_LK` layers and experts of a token.
 
 A response keeps BOTH log-probs of each sampled token: the sampler's (after temperature, truncation and DLC) and the
 policy's own (at the same temperature, before truncation). They are never silently exchanged.
@@ -240,9 +241,44 @@ class GenerateRequest:
         return replace(sampling, max_tokens=self.max_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The sizes of what says where a mixture of experts sent tokens: `per_token` of `experts`, in each of the layers.
+
+    Such a tensor is [tokens, layers, per_token], of this `dtype`.
+    """
+
+    layers: int
+    per_token: int
+    experts: int
+
+    @property
+    def dtype_name(self) -> str:
+        """The name of the smallest dtype that numbers the experts: uint8, or int16 above 256 of them."""
+        return "uint8" if self.experts <= 256 else "int16"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of that name."""
+        import torch
+
+        return getattr(torch, self.dtype_name)  # type: ignore[no-any-return]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token's experts."""
+        return self.layers * self.per_token * (1 if self.dtype_name == "uint8" else 2)
+
+    def anywhere(self, tokens: int) -> Tensor:
+        """Return the experts of tokens that may go anywhere: the first ones, of which a token has each once."""
+        import torch
+
+        return torch.arange(self.per_token, dtype=self.dtype).expand(tokens, self.layers, self.per_token)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """An engine's result for one sample; all tensors are 1-D over its tokens, the end token included.
+    """An engine's result for one sample; tensors are 1-D over its tokens, end token included, unless said otherwise.
 
     `sampler_logp` is what the token was drawn with (after the memory's subtraction and truncation); `policy_logp` and,
     where the engine holds a memory network, `memory_logp` are each network's own over the whole vocabulary. All three
@@ -253,6 +289,11 @@ class Completion:
     in words why an aborted one has no end of its own; it is empty where that is not known. An engine without tokens
     gives their `text` and their number, `counted`; its log-probs may be missing. With an `episode` some of the tokens
     are its environment's, at which all that belongs to tokens is zero.
+
+    `experts`, where an engine records them (`policy.experts.replay`), are those to which it sent every token that it
+    read: uint8, or int16 above 256 experts, [prompt + response - 1, layers, experts per token], because nothing reads
+    the last token. That is layers x experts per token bytes a token, twice as many in int16. Of a response that was
+    continued they begin with the prompt too; an environment's tokens have theirs once the policy goes on behind them.
 
     Example: `tokens=tensor([4, 13, 6, 1])`, `sampler_logp=policy_logp=tensor([-0.7, -0.1, -1.2, -0.02])` (float32),
     `memory_logp=None`, `version_spans=(VersionSpan(12, 0, 4),)`, `finish_reason=FinishReason.STOP`, `seed=991`.
@@ -273,6 +314,7 @@ class Completion:
     text: str | None = None
     counted: int | None = None
     episode: Episode | None = None
+    experts: Tensor | None = None
 
     @property
     def length(self) -> int:
@@ -410,6 +452,8 @@ class Sequence:
     `advantage_T == tensor([0.94, 0.94, 0.94])`, `mask_T == tensor([1., 1., 1.])`.
     `mask_T` is 0 where a token must not train (an infra failure masks the whole response). `advantage_T` is float64.
     `group_size`, `group_correct` count the scored and the correct responses of its group; `seed` is the completion's.
+    `experts` [tokens, layers, experts per token], uint8 or int16, are the completion's, and for the last token, whose
+    experts nothing depends on, those of the token before it; None where none were recorded.
     """
 
     group_id: str
@@ -425,6 +469,7 @@ class Sequence:
     mask_T: Tensor
     sampler_logp_T: Tensor
     policy_logp_T: Tensor
+    experts: Tensor | None = None
 
     @property
     def response_length(self) -> int:
@@ -518,6 +563,8 @@ class MicroBatch:
     `advantage_T`: float64. `inputs`: the per-token tensors methods see (its `logp_T`, `entropy_T`, top-N are filled
     in by the learner). `sequence_ids`: each sequence's index in the step's flat order, to write results back.
     `padding`: how many of the rows, the last ones, are there to make the length divide, and predict nothing.
+    `experts_PLK`: uint8 or int16 [P, layers, experts per token], where the engine sent each row's token; None without
+    routing replay.
     """
 
     tokens_P: Tensor
@@ -530,6 +577,7 @@ class MicroBatch:
     inputs: TokenInputs
     sequence_ids: tuple[int, ...]
     padding: int = 0
+    experts_PLK: Tensor | None = None
 
     @property
     def rows(self) -> int:
@@ -617,44 +665,6 @@ class StepStats:
     norms: tuple[float, ...] = ()
     spikes: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class ParallelLayout:
-    """The split of the policy over ranks. `world` = dp * tp * pp * cp.
-
-    Each pipeline rank holds `vpp` chunks of layers; above 1 the stages interleave, so that fewer of them stand idle.
-    """
-
-    dp: int = 1
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
-    vpp: int = 1
-
-    @property
-    def world(self) -> int:
-        """Number of ranks."""
-        return self.dp * self.tp * self.pp * self.cp
-
-    @property
-    def splits_tensors(self) -> bool:
-        """True where ranks exchange activations inside a layer."""
-        return self.tp > 1 or self.cp > 1
-
-    @property
-    def shards(self) -> int:
-        """Number of ranks that share the optimizer's state."""
-        return self.dp * self.cp
-
-    def data_rank(self, rank: int) -> int:
-        """Return the data-parallel place of this rank of the world, in Megatron's order: tp, cp, dp, pp."""
-        return rank // (self.tp * self.cp) % self.dp
-
-    @property
-    def micro_batch_multiple(self) -> int:
-        """Divisor of a rank's number of micro-batches: interleaved stages take `pp` of them in turn."""
-        return self.pp if self.vpp > 1 else 1
 
 
 def as_dtype(name: str) -> torch.dtype:

@@ -115,13 +115,14 @@ class AsyncRollouts:
     def take_up(self, source: PromptSource, prompts: Sequence[Unfinished]) -> int:
         """Go on with what an earlier process left: the next prompts of `source`.
 
-        Returns the number of prompts sampled again from the start, because prompt or seeds differ from what was stored.
+        Returns the number of prompts sampled again from the start, because prompt or seeds differ from what was stored,
+        or because no experts were recorded, which routing replay needs.
         """
         useless = 0
         for prompt, so_far in zip(source.take(len(prompts)), prompts, strict=True):
             # Those of a stage before have another number of responses than the next prompts will have.
             request = self._maker.again(prompt, len(so_far.responses))
-            fits = so_far.answers(prompt, request)
+            fits = so_far.answers(prompt, request) and (so_far.has_experts or not self._maker.needs_experts)
             self._backlog.append(PromptWork(prompt, request, so_far if fits else None))
             useless += not fits and so_far.sampled_with is not None
         return useless

@@ -85,6 +85,12 @@ class Unfinished:
         return all(response is None or response.seed == seed for response, seed in pairs)
 
     @property
+    def has_experts(self) -> bool:
+        """True where all responses that have tokens have experts, too."""
+        begun = [response for response in self.responses if response is not None and response.tokens.numel()]
+        return all(response.experts is not None for response in begun)
+
+    @property
     def place(self) -> tuple[int, int]:
         """The prompt's (epoch, position)."""
         return self.epoch, self.position
@@ -94,7 +100,8 @@ def join(earlier: Completion, later: Completion) -> Completion:
     """Join two parts of a response along their tokens; it ended as `later` ended.
 
     Version spans of `later` count from its own first token; adjacent spans of one version become one. A field that one
-    part lacks is None: so are the memory network's where it read one part alone.
+    part lacks is None: so are the memory network's where it read one part alone. Experts of both begin with the prompt:
+    tokens that were read with `earlier` keep theirs.
     """
     if not earlier.tokens.numel():
         return later
@@ -123,7 +130,17 @@ def join(earlier: Completion, later: Completion) -> Completion:
         top_logp=_joined(earlier.top_logp, later.top_logp),
         cause=later.cause,
         episode=later.episode,
+        experts=_joined_experts(earlier.experts, later.experts),
     )
+
+
+def _joined_experts(earlier: Tensor | None, later: Tensor | None) -> Tensor | None:
+    if earlier is None or later is None:
+        return None
+    # Empty are those of an environment's tokens, which nobody has read yet.
+    if not earlier.numel() or not later.numel():
+        return earlier if earlier.numel() else later
+    return torch.cat([earlier, later[earlier.shape[0] :]])
 
 
 def _met(response: Completion, limit: int) -> bool:

@@ -243,7 +243,8 @@ class GroupMaker:
 
     `decode` turns lists of token ids into texts, as a tokenizer's batch decoding with
     special tokens left out. `seed` is the run's. `limits` are those of a mixture's sources, by their names, and `sizes`
-    are the numbers of responses that prompts have in the run's stages and sources.
+    are the numbers of responses that prompts have in the run's stages and sources. With `needs_experts` responses
+    cannot train without the experts that engines record.
     """
 
     judge: Judge
@@ -253,6 +254,7 @@ class GroupMaker:
     seed: int
     limits: Mapping[str, SourceLimits] = field(default_factory=dict)
     sizes: Collection[int] = ()
+    needs_experts: bool = False
 
     def request(self, prompt: Prompt, responses: int | None = None) -> GenerateRequest:
         """Request all responses of a prompt: as many as its source has, or `responses`.

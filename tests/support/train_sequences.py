@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from megasharp.batching.packing import PackLayout
-from megasharp.common.records import MicroBatch, Sequence, StepBatch
+from megasharp.common.records import MicroBatch, Routing, Sequence, StepBatch
 
 
 def sequence(group: int, index: int, prompt: list[int], response: list[int], masked: int = 0) -> Sequence:
@@ -46,6 +48,20 @@ def random_sequences(seed: int, groups: int = 7, longest: int = 12) -> list[Sequ
             response = [next(ids) for _ in range(draw(0, longest))]
             made.append(sequence(group, index, prompt, response, masked=draw(0, 3)))
     return made
+
+
+ROUTING = Routing(layers=2, per_token=3, experts=300)
+
+
+def routed(tokens: Tensor, routing: Routing = ROUTING) -> Tensor:
+    """[tokens, layers, per_token]: numbers that a token's id determines, no two alike."""
+    sizes = torch.arange(routing.layers * routing.per_token).reshape(routing.layers, routing.per_token)
+    return (10 * tokens[:, None, None] + sizes).to(routing.dtype)
+
+
+def with_experts(sequences: list[Sequence]) -> list[Sequence]:
+    """The same with experts by `routed`."""
+    return [replace(one, experts=routed(one.tokens)) for one in sequences]
 
 
 def layout(**overrides: object) -> PackLayout:

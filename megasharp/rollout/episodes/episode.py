@@ -220,7 +220,10 @@ class EpisodeRun:
         self._new = part if self._new is None else join(self._new, part)
 
     def _observed(self, tokens: tuple[int, ...]) -> Completion:
-        """Return the environment's tokens as a part of the response: zeros where the policy's tokens have numbers."""
+        """Return the environment's tokens as a part of the response: zeros where the policy's tokens have numbers.
+
+        Experts they have none yet: the engine that samples the next turn reads them.
+        """
         new = self._new or Completion.unsampled(self._seed, self._sampling)
         count = len(tokens)
 
@@ -238,4 +241,5 @@ class EpisodeRun:
             calibration_kl=zeros(new.calibration_kl),
             entropy=zeros(new.entropy),
             top_logp=zeros(new.top_logp),
+            experts=torch.empty(0, dtype=torch.uint8),
         )

@@ -59,6 +59,17 @@ class RowCache(Protocol):
 Cache = TypeVar("Cache", bound=RowCache)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Read:
+    """The logits after each of B prompts, and where the policy sent its tokens.
+
+    `experts`: for each prompt [prompt, layers, per_token]; None where nobody records them.
+    """
+
+    logits: Logits
+    experts: Sequence[Tensor] | None = None
+
+
 class Model(Protocol[Cache]):
     """Anything that turns tokens into next-token logits against a cache."""
 
@@ -71,8 +82,8 @@ class Model(Protocol[Cache]):
         """Return a cache without prompts and rows."""
         ...
 
-    def prefill(self, prompts: Sequence[Sequence[int]], cache: Cache) -> Logits:
-        """Put prompts behind those of the cache; returns the logits after each."""
+    def prefill(self, prompts: Sequence[Sequence[int]], cache: Cache) -> Read:
+        """Put prompts behind those of the cache, and read them."""
         ...
 
     def step(self, tokens_S: Tensor, cache: Cache) -> Logits:
@@ -98,13 +109,15 @@ class Ended:
     """Samples that ended in one step, by number, and all their tokens, one sample behind the other, on the CPU.
 
     `drawn` holds [T] wherever a `Draw` of one step holds [S]; the samples have `lengths` of them, and `stopped` is true
-    where the last one is a stop token, or its text holds a stop string.
+    where the last one is a stop token, or its text holds a stop string. `prompt_experts` are those of each sample's
+    prompt but for its last token, with which `drawn` begins; None where nobody records them.
     """
 
     samples: list[Sample]
     drawn: Draw
     lengths: list[int]
     stopped: list[bool]
+    prompt_experts: list[Tensor | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -112,7 +125,7 @@ class _Prompt:
     """A prompt of samples that were added together: so many have not begun, and so many not ended.
 
     `place` is its place in the cache, and `first` are the logits after it, once it is read and until its last sample
-    begins.
+    begins. `experts`, on the CPU, are those of its tokens but the last, whose are in `first`.
     """
 
     tokens: tuple[int, ...]
@@ -120,6 +133,7 @@ class _Prompt:
     unfinished: int = 0
     place: int = -1
     first: Logits | None = None
+    experts: Tensor | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -239,7 +253,8 @@ class DecodeLoop(Generic[Cache]):
             row.prompt.unfinished -= 1
             if self._strings is not None:
                 stopped[number] |= self._strings.taken(row.sample.number)
-        return Ended([row.sample for _, row in rows], drawn, lengths, stopped)
+        experts = [row.prompt.experts for _, row in rows]
+        return Ended([row.sample for _, row in rows], drawn, lengths, stopped, experts)
 
     def _drop_rows(self, ended: list[int], tokens_S: Tensor) -> None:
         """Take a step with the rows that go on, and with few others: `tokens_S` were drawn for all."""
@@ -310,9 +325,11 @@ class DecodeLoop(Generic[Cache]):
         ahead = self._ahead if self._refills and self._log.steps else 0
         wanted = dict.fromkeys(row.prompt for row in islice(self._waiting, len(rows) + ahead))
         new = [prompt for prompt in wanted if prompt.first is None]
-        logits = self._model.prefill([prompt.tokens for prompt in new], self._cache)
+        read = self._model.prefill([prompt.tokens for prompt in new], self._cache)
         for number, prompt in enumerate(new):
-            prompt.place, prompt.first = len(self._read), logits.block(number, number + 1)
+            prompt.place, prompt.first = len(self._read), read.logits.block(number, number + 1)
+            if read.experts is not None:
+                prompt.experts = read.experts[number][:-1].cpu()
             self._read.append(prompt)
 
     def _free_prompts(self) -> None:
@@ -335,4 +352,9 @@ def _first(row: _Row) -> Logits:
 def joined(parts: Sequence[Logits]) -> Logits:
     """One row after another."""
     memory = [part.memory_SV for part in parts if part.memory_SV is not None]
-    return Logits(torch.cat([part.policy_SV for part in parts]), torch.cat(memory) if memory else None)
+    experts = [part.experts_SLK for part in parts if part.experts_SLK is not None]
+    return Logits(
+        torch.cat([part.policy_SV for part in parts]),
+        torch.cat(memory) if memory else None,
+        torch.cat(experts) if experts else None,
+    )

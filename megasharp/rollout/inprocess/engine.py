@@ -34,7 +34,7 @@ from megasharp.common.records import (
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.hf_folder import read_config
 from megasharp.rollout.inprocess.cache import KeyValueCache
-from megasharp.rollout.inprocess.decode_loop import DecodeLoop
+from megasharp.rollout.inprocess.decode_loop import DecodeLoop, Read
 from megasharp.rollout.inprocess.decoder import Decoder, load_slots
 from megasharp.rollout.inprocess.generation import BLOCK_ELEMENTS, Logits, check_sampling
 from megasharp.rollout.inprocess.open_requests import OpenRequests
@@ -162,9 +162,10 @@ class Composite:
         dtype: torch.dtype,
         device: torch.device,
         memory_window: int | None = None,
+        records_experts: bool = False,
     ) -> None:
         self.device = device
-        self._policy = Decoder(policy, dtype, device)
+        self._policy = Decoder(policy, dtype, device, records_experts=records_experts)
         self._memory = Decoder(memory, dtype, device, memory_window) if memory else None
 
     def policy_alone(self) -> Composite:
@@ -187,13 +188,15 @@ class Composite:
         """Return caches without prompts and rows."""
         return Caches(self._policy.new_cache(), None if self._memory is None else self._memory.new_cache())
 
-    def prefill(self, prompts: Sequence[Sequence[int]], cache: Caches) -> Logits:
-        """Read prompts, and put them behind those of both caches; returns the logits after each of B prompts."""
-        logits_BV = self._policy.prefill(prompts, cache.policy)
-        if self._memory is None:
-            return Logits(logits_BV)
-        assert cache.memory is not None
-        return Logits(logits_BV, self._memory.prefill(prompts, cache.memory))
+    def prefill(self, prompts: Sequence[Sequence[int]], cache: Caches) -> Read:
+        """Read prompts, and put them behind those of both caches."""
+        logits_BV, experts = self._policy.prefill(prompts, cache.policy)
+        memory_BV = None
+        if self._memory is not None:
+            assert cache.memory is not None
+            memory_BV, _ = self._memory.prefill(prompts, cache.memory)
+        last = None if experts is None else torch.stack([text[-1] for text in experts])
+        return Read(Logits(logits_BV, memory_BV, last), experts)
 
     def read(self, tokens: Sequence[int], first: int, rows: int) -> Iterator[Tensor]:
         """The policy's own logits that predict tokens `first` and later of one text, at most [`rows`, V] at a time."""
@@ -201,20 +204,22 @@ class Composite:
 
     def step(self, tokens_S: Tensor, cache: Caches) -> Logits:
         """Append `tokens_S` (int64, one per row) to both caches; returns the logits that follow."""
-        logits_SV = self._policy.step(tokens_S, cache.policy)
-        if self._memory is None:
-            return Logits(logits_SV)
-        assert cache.memory is not None
-        return Logits(logits_SV, self._memory.step(tokens_S, cache.memory))
+        logits_SV, experts_SLK = self._policy.step(tokens_S, cache.policy)
+        memory_SV = None
+        if self._memory is not None:
+            assert cache.memory is not None
+            memory_SV, _ = self._memory.step(tokens_S, cache.memory)
+        return Logits(logits_SV, memory_SV, experts_SLK)
 
 
 class InProcessEngine:
-    """Samples from the weights of any dense family; satisfies `megasharp.rollout.step_request.Engine`.
+    """Samples from the weights of any family; satisfies `megasharp.rollout.step_request.Engine`.
 
     `memory_folder` adds a memory network: where `SamplingParams.memory_mu` is given, that share of its logits is
     subtracted and its log-probs are recorded. It attends to the prompt and to the last `memory_window` tokens; None: to
-    all. The constructor reads no weights, only config.json (of two folders,
-    tokenizer.json too); the first `load_weights` brings them.
+    all. With `records_experts` completions say where a mixture of experts sent each token (`Completion.experts`). The
+    constructor reads no weights, only config.json (of two folders, tokenizer.json too); the first `load_weights` brings
+    them.
     Raises UserError when an architecture is not supported, or the two networks' vocabularies differ.
     """
 
@@ -227,13 +232,16 @@ class InProcessEngine:
         max_batch: int = MOST_ROWS,
         memory_folder: Path | None = None,
         memory_window: int | None = None,
+        records_experts: bool = False,
     ) -> None:
         assert max_batch >= 1, max_batch
         self._policy = read_config(model_folder)[2]
         self._memory = read_config(memory_folder)[2] if memory_folder else None
         if memory_folder and self._memory:
             check_same_vocabulary(model_folder, self._policy, memory_folder, self._memory)
-        self._model: Composite | None = Composite(self._policy, self._memory, dtype, device, memory_window)
+        self._model: Composite | None = Composite(
+            self._policy, self._memory, dtype, device, memory_window, records_experts
+        )
         self._max_batch = max_batch
         self._folder = model_folder
         self._decode: Decode | None = None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,25 +29,37 @@ BLOCK_ELEMENTS = 1 << 22
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Logits:
-    """Both networks' logits of the next token, [S, V] each; `memory_SV` is None without a memory network."""
+    """Both networks' logits of the next token, [S, V] each; `memory_SV` is None without a memory network.
+
+    `experts_SLK`: where the policy sent the tokens behind which they stand, [S, layers, per_token]; None where nobody
+    records it.
+    """
 
     policy_SV: Tensor
     memory_SV: Tensor | None = None
+    experts_SLK: Tensor | None = None
 
     def select(self, rows: Tensor) -> Logits:
         """Select rows of both networks (int64 indices, repeats allowed)."""
         memory_SV = None if self.memory_SV is None else self.memory_SV.index_select(0, rows)
-        return Logits(self.policy_SV.index_select(0, rows), memory_SV)
+        experts_SLK = None if self.experts_SLK is None else self.experts_SLK.index_select(0, rows)
+        return Logits(self.policy_SV.index_select(0, rows), memory_SV, experts_SLK)
 
     def put(self, rows: Tensor, other: Logits) -> None:
         """Overwrite rows (int64 indices) with those of `other`, in order."""
         self.policy_SV[rows] = other.policy_SV
         if self.memory_SV is not None and other.memory_SV is not None:
             self.memory_SV[rows] = other.memory_SV
+        if self.experts_SLK is not None and other.experts_SLK is not None:
+            self.experts_SLK[rows] = other.experts_SLK
 
     def block(self, start: int, end: int) -> Logits:
         """Rows `[start, end)`, not copied."""
-        return Logits(self.policy_SV[start:end], None if self.memory_SV is None else self.memory_SV[start:end])
+        return Logits(
+            self.policy_SV[start:end],
+            None if self.memory_SV is None else self.memory_SV[start:end],
+            None if self.experts_SLK is None else self.experts_SLK[start:end],
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +97,7 @@ class Draw:
     """One token per row: `tokens_S` int64; the log-probs float32.
 
     `memory` is None without a memory network, `candidates` where `SamplingParams.record_top` does not ask for them.
+    `experts_SLK` are those of the token BEFORE, which was read for this one; None where nobody records them.
     """
 
     tokens_S: Tensor
@@ -92,22 +105,26 @@ class Draw:
     policy_logp_S: Tensor
     memory: MemoryDraw | None = None
     candidates: Candidates | None = None
+    experts_SLK: Tensor | None = None
 
     def apply(self, change: Callable[[Tensor], Tensor]) -> Draw:
         """Every tensor changed alike."""
         memory = None if self.memory is None else self.memory.apply(change)
         candidates = None if self.candidates is None else self.candidates.apply(change)
-        return Draw(change(self.tokens_S), change(self.sampler_logp_S), change(self.policy_logp_S), memory, candidates)
+        experts_SLK = None if self.experts_SLK is None else change(self.experts_SLK)
+        columns = change(self.tokens_S), change(self.sampler_logp_S), change(self.policy_logp_S)
+        return Draw(*columns, memory, candidates, experts_SLK)
 
     def columns(self) -> list[Tensor]:
         """Every tensor; in the same order for all draws of one kind of sampling."""
         memory = [self.memory.logp_S, self.memory.argmax_moved_S, self.memory.kl_S] if self.memory else []
         candidates = [self.candidates.entropy_S, self.candidates.top_logp_SN] if self.candidates else []
-        return [self.tokens_S, self.sampler_logp_S, self.policy_logp_S, *memory, *candidates]
+        experts = [] if self.experts_SLK is None else [self.experts_SLK]
+        return [self.tokens_S, self.sampler_logp_S, self.policy_logp_S, *memory, *candidates, *experts]
 
 
 def join(draws: Sequence[Draw], combine: Callable[[list[Tensor]], Tensor]) -> Draw:
-    """Join draws tensor by tensor, along S or along a new dimension, as `combine` does it.
+    """Join draws, which have no experts yet, tensor by tensor, along S or along a new dimension, as `combine` does it.
 
     Either all of them come with a memory network or none; so it is with candidates.
     """
@@ -145,7 +162,10 @@ def split(drawn: Draw, lengths: list[int]) -> list[Draw]:
         both = (drawn.candidates.entropy_S, drawn.candidates.top_logp_SN)
         candidates = [Candidates(*parts) for parts in zip(*(torch.split(each, lengths) for each in both), strict=True)]
     columns = (drawn.tokens_S, drawn.sampler_logp_S, drawn.policy_logp_S)
-    parts = zip(*(torch.split(each, lengths) for each in columns), memory, candidates, strict=True)
+    experts: Sequence[Tensor | None] = [None] * len(lengths)
+    if drawn.experts_SLK is not None:
+        experts = torch.split(drawn.experts_SLK, lengths)
+    parts = zip(*(torch.split(each, lengths) for each in columns), memory, candidates, experts, strict=True)
     return [Draw(*part) for part in parts]
 
 
@@ -191,10 +211,10 @@ def draw(logits: Logits, seeds_S: Tensor, positions: Tensor | int, sampling: Sam
     rows, vocabulary = logits.policy_SV.shape
     step = max(1, BLOCK_ELEMENTS // vocabulary)
     uniform_S = uniforms(seeds_S, positions)
-    if rows <= step:
-        return _draw_block(logits, uniform_S, sampling)
-    blocks = [_draw_block(logits.block(i, i + step), uniform_S[i : i + step], sampling) for i in range(0, rows, step)]
-    return join(blocks, torch.cat)
+    starts = range(0, max(rows, 1), step)
+    blocks = [_draw_block(logits.block(i, i + step), uniform_S[i : i + step], sampling) for i in starts]
+    drawn = blocks[0] if len(blocks) == 1 else join(blocks, torch.cat)
+    return replace(drawn, experts_SLK=logits.experts_SLK)
 
 
 def _draw_block(logits: Logits, uniform_S: Tensor, sampling: SamplingParams) -> Draw:

@@ -101,9 +101,13 @@ class OpenRequests(Generic[Cache]):
         # Copied outside of inference mode: training may save them for a backward pass.
         parts = split(ended.drawn.apply(Tensor.clone), ended.lengths)
         whole: list[Ended] = []
-        for sample, drawn, length, stopped in zip(ended.samples, parts, ended.lengths, ended.stopped, strict=True):
+        columns = (ended.samples, parts, ended.lengths, ended.stopped, ended.prompt_experts)
+        for sample, drawn, length, stopped, prompt_experts in zip(*columns, strict=True):
             request, index = self._of_sample.pop(sample.number)
-            request.completions[index] = self._completion(sample, drawn, length, stopped)
+            completion = self._completion(sample, drawn, length, stopped)
+            if prompt_experts is not None and drawn.experts_SLK is not None:
+                completion = replace(completion, experts=torch.cat([prompt_experts, drawn.experts_SLK]))
+            request.completions[index] = completion
             request.missing -= 1
             if not request.missing:
                 whole.append((request.place, [each for each in request.completions if each is not None]))

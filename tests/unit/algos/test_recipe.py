@@ -15,9 +15,24 @@ from megasharp.algos.clip import Clip
 from megasharp.algos.dlc import MemoryParams
 from megasharp.algos.grpo import GRPO, GRPOParams
 from megasharp.algos.kl import KLParams
-from megasharp.algos.recipe import Recipe
+from megasharp.algos.recipe import Recipe, training_sequence
 from megasharp.common.errors import UserError
-from megasharp.common.records import Denominators, MicroBatch, MiniBatch, Outcome, StepBatch
+from megasharp.common.records import (
+    Completion,
+    Denominators,
+    Episode,
+    FinishReason,
+    Group,
+    MicroBatch,
+    MiniBatch,
+    Outcome,
+    Prompt,
+    Response,
+    StepBatch,
+    TaskAnswer,
+    Turn,
+    Verdict,
+)
 
 
 class Doubled(GRPO):
@@ -199,3 +214,42 @@ def test_ends_of_a_ramp_keep_the_bounds_of_the_number() -> None:
     for bad in ({"start": -1.0, "end": 0.0}, {"start": 0.0, "end": float("nan")}):
         with pytest.raises(ValueError, match=r"start|end"):
             KLParams(coefficient=Ramp(steps=3, **bad))
+
+
+def routed_group(experts: torch.Tensor | None, turns: tuple[Turn, ...] = ()) -> Group:
+    """One response of 6 tokens after a prompt of 2."""
+    logp = torch.zeros(6)
+    episode = Episode(turns) if turns else None
+    completion = Completion(
+        torch.arange(6), logp, logp, None, (), FinishReason.STOP, 0, episode=episode, experts=experts
+    )
+    response = Response(completion, "", Verdict(Outcome.CORRECT, 1.0))
+    return Group("g", Prompt("p", "t", "", (8, 9), TaskAnswer(), "s", 0, 0), (response,), 0)
+
+
+@each_case(
+    ("read", "turns"),
+    [
+        (7, ()),
+        (7, (Turn(0, 2, 4),)),
+        # The last answer of an environment was not read, in whole or in part.
+        (4, (Turn(0, 3, 6),)),
+        (5, (Turn(0, 3, 6),)),
+    ],
+)
+def test_tokens_that_no_engine_has_read_get_the_experts_before_them(read: int, turns: tuple[Turn, ...]) -> None:
+    found = torch.arange(read * 4, dtype=torch.uint8).reshape(read, 2, 2)
+    experts = training_sequence(routed_group(found, turns), 0, torch.ones(1)).experts
+    assert experts is not None and experts.dtype is torch.uint8
+    assert torch.equal(experts, found[torch.arange(8).clamp(max=read - 1)])
+
+
+def test_where_nothing_was_recorded_a_sequence_has_no_experts() -> None:
+    for nothing in (None, torch.empty(0, dtype=torch.uint8)):
+        assert training_sequence(routed_group(nothing), 0, torch.ones(1)).experts is None
+
+
+@each_case(("read", "turns"), [(6, ()), (8, ()), (3, (Turn(0, 3, 6),)), (6, (Turn(0, 2, 4),))])
+def test_experts_of_other_tokens_are_an_error(read: int, turns: tuple[Turn, ...]) -> None:
+    with pytest.raises(ValueError, match=f"^{read} tokens have experts, of a prompt of 2 and 6 others$"):
+        training_sequence(routed_group(torch.zeros(read, 2, 2, dtype=torch.uint8), turns), 0, torch.ones(1))

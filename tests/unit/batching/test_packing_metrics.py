@@ -7,7 +7,8 @@ import torch
 
 from megasharp.batching.packing import PackLayout, micro_batch_flops, pack, packing_metrics, rank_flops, row_multiple
 from megasharp.batching.planning import Flops, measure
-from megasharp.common.records import ParallelLayout, Sequence
+from megasharp.common.layout import ParallelLayout
+from megasharp.common.records import Sequence
 
 FLOPS = Flops(3.0, ((None, 2.0), (4, 5.0)))
 

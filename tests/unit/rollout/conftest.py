@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from megasharp.rollout.inprocess import InProcessEngine
-from tests.unit.families import new_model
+from tests.unit.families import hub_weights, new_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -61,5 +61,5 @@ def engine_of(
 
 def named_weights(model: PreTrainedModel, memory: PreTrainedModel | None) -> list[tuple[str, torch.Tensor]]:
     """What a sync sends for a policy and its memory network."""
-    beside = memory.named_parameters() if memory else ()
-    return [*model.named_parameters(), *((f"memory.{name}", tensor) for name, tensor in beside)]
+    beside = hub_weights(memory).items() if memory else ()
+    return [*hub_weights(model).items(), *((f"memory.{name}", tensor) for name, tensor in beside)]

@@ -22,6 +22,9 @@ from megasharp.weight_sync.endpoints import NamedTensors
 Delay = Callable[[int], float]
 
 
+_READ_AGAIN = 255
+
+
 class StandInEngine:
     """`lose[p]` times engines are lost over prompt `p`; prompts in `refuse` are never sampled."""
 
@@ -94,7 +97,8 @@ class StandInEngine:
             for i, most in enumerate(wanted):
                 if begun[i] + len(versions[i]) < most:
                     versions[i].append(self.version)
-        return [completion(seed, begun[i], versions[i], sampling) for i, seed in enumerate(request.seeds)]
+        prompt = len(request.tokens)
+        return [completion(seed, begun[i], versions[i], sampling, prompt) for i, seed in enumerate(request.seeds)]
 
 
 def length(seed: int, max_tokens: int) -> int:
@@ -105,8 +109,12 @@ def token(seed: int, position: int) -> int:
     return random.Random(f"{seed}-{position}").randrange(50)
 
 
-def completion(seed: int, begun: int, versions: list[int], sampling: SamplingParams) -> Completion:
-    """Tokens `begun` and on of the response, with one span for each token, as ragged as spans may be."""
+def completion(seed: int, begun: int, versions: list[int], sampling: SamplingParams, prompt: int = 1) -> Completion:
+    """Tokens `begun` and on of the response, with one span for each token, as ragged as spans may be.
+
+    Tokens have one expert: the number of the version that sampled the token behind it. What this request reads again
+    of a response, and the prompt but for its last token, has another one.
+    """
     end = begun + len(versions)
     finished = end == length(seed, sampling.max_tokens)
     logp = -torch.tensor(versions, dtype=torch.float32)
@@ -118,4 +126,5 @@ def completion(seed: int, begun: int, versions: list[int], sampling: SamplingPar
         version_spans=tuple(VersionSpan(version, i, i + 1) for i, version in enumerate(versions)),
         finish_reason=FinishReason.STOP if finished else FinishReason.ABORT,
         seed=seed,
+        experts=torch.tensor([_READ_AGAIN] * (prompt - 1 + begun) + versions, dtype=torch.uint8)[:, None, None],
     )

@@ -95,6 +95,8 @@ def check_whole(group: Group, oldest: int) -> None:
         assert completion.finish_reason is FinishReason.STOP
         assert completion.tokens.tolist() == [token(completion.seed, i) for i in range(expected)]
         assert versions_of(completion) == [-int(value) for value in completion.policy_logp]
+        assert completion.experts is not None
+        assert completion.experts[:, 0, 0].tolist() == versions_of(completion)
         assert oldest <= min(versions_of(completion)) and max(versions_of(completion)) <= group.policy_version
 
 

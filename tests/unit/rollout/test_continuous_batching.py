@@ -70,6 +70,7 @@ def assert_same(one: Completion, other: Completion) -> None:
         ("ministral", {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}, None, {}, 3),
         ("qwen3", {}, 7, {"memory_mu": 0.6, "temperature": 0.8}, 3),
         ("llama", {}, None, {"memory_mu": 0.4}, 3),
+        ("olmo2", {}, None, {"memory_mu": 0.4}, 3),
     ],
 )
 def test_a_completion_is_that_of_one_sample_at_a_time(

@@ -10,6 +10,7 @@ import torch
 from cases import each_case
 
 from megasharp.common.records import Completion, FinishReason, GenerateRequest, SamplingParams
+from tests.unit.families import CLASSES
 from tests.unit.rollout.conftest import MakeModel, engine_of
 
 if TYPE_CHECKING:
@@ -53,6 +54,12 @@ def assert_policy_logp(model: PreTrainedModel, prompt: Sequence[int], completion
         ("qwen2", {"num_key_value_heads": 1}),
         ("llama", {}),
         ("mistral", {"sliding_window": None, "head_dim": 16}),
+        ("qwen3_moe", {"norm_topk_prob": True}),
+        ("qwen3_moe", {"norm_topk_prob": False, "num_experts": 130, "num_experts_per_tok": 8}),
+        ("mixtral", {"sliding_window": None}),
+        ("mixtral", {"sliding_window": 5}),
+        ("olmo2", {}),
+        ("olmo2", {"num_key_value_heads": 4}),
     ],
 )
 def test_log_probs_equal_a_full_forward(
@@ -106,9 +113,9 @@ def test_windows_of_samples_that_stop_early(make_model: MakeModel) -> None:
             assert_policy_logp(model, prompt, completion, 1.0)
 
 
-@each_case("family", ["qwen3", "qwen2", "llama", "mistral", "ministral"])
+@each_case("family", CLASSES)
 def test_greedy_equals_transformers_generate(make_model: MakeModel, family: str) -> None:
-    windows = {"sliding_window": 7} if family in ("mistral", "ministral") else {}
+    windows = {"sliding_window": 7} if family in ("mistral", "ministral", "mixtral") else {}
     model, folder = make_model(family, **windows)
     greedy = SamplingParams(max_tokens=12, temperature=0.0)
     for prompt, (completion, again, _) in zip(

@@ -27,10 +27,10 @@ Networks = tuple["PreTrainedModel", "PreTrainedModel"]
 
 
 def pair_of(
-    make_model: MakeModel, memory_family: str = "qwen3", **options: int | None
+    make_model: MakeModel, memory_family: str = "qwen3", policy_family: str = "qwen3", **options: int | None
 ) -> tuple[Networks, InProcessEngine]:
     """A policy, a memory of another size, and the engine that serves both."""
-    policy, folder = make_model("qwen3", seed=0)
+    policy, folder = make_model(policy_family, seed=0)
     memory = make_model(memory_family, seed=1, attn_implementation="eager", **SMALLER)
     return (policy, memory[0]), engine_of(policy, folder, memory=memory, **options)
 
@@ -126,8 +126,9 @@ def test_log_probs_equal_full_forwards_of_both_networks(make_model: MakeModel, s
         assert_log_probs(networks, prompt, completion, sampling)
 
 
-def test_the_memory_may_be_of_another_family(make_model: MakeModel) -> None:
-    networks, engine = pair_of(make_model, "qwen2")
+@each_case(("memory", "policy"), [("qwen2", "qwen3"), ("qwen3", "qwen3_moe"), ("mixtral", "qwen3_moe")])
+def test_the_memory_may_be_of_another_family(make_model: MakeModel, memory: str, policy: str) -> None:
+    networks, engine = pair_of(make_model, memory, policy)
     sampling = SamplingParams(9, memory_mu=0.4, temperature=0.9)
     for prompt, completion in each(engine.generate(REQUESTS, sampling)):
         assert_log_probs(networks, prompt, completion, sampling)

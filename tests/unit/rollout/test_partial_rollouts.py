@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from megasharp.common.records import (
@@ -49,6 +51,36 @@ def test_two_parts_become_one_response() -> None:
     assert joined.top_logp is not None and joined.top_logp[:, 1].tolist() == [-1, -2, -3, -4, -5]
     assert joined.version_spans == (VersionSpan(4, 0, 3), VersionSpan(5, 3, 5))
     assert (joined.finish_reason, joined.seed) == (FinishReason.STOP, 7)
+
+
+def experts(first: int, count: int, layers: int = 2) -> torch.Tensor:
+    """[count, layers, 3], which tell by whom and where they were recorded."""
+    return torch.arange(first, first + count * layers * 3, dtype=torch.uint8).reshape(count, layers, 3)
+
+
+def test_tokens_that_were_read_before_keep_their_experts() -> None:
+    """Of a prompt of 3 tokens: both parts count from its first one, and the last token of `earlier` was not read."""
+    earlier = replace(part(0, [4, 4], FinishReason.ABORT), experts=experts(0, 3 + 2 - 1))
+    later = replace(part(2, [5, 5, 5], FinishReason.STOP), experts=experts(100, 3 + 5 - 1))
+    joined = join(earlier, later).experts
+    assert earlier.experts is not None and later.experts is not None and joined is not None
+    assert torch.equal(joined, torch.cat([earlier.experts, later.experts[4:]]))
+    assert join(replace(earlier, experts=None), later).experts is join(earlier, replace(later, experts=None)).experts
+    nothing = Completion.unsampled(7, SamplingParams(max_tokens=4))
+    assert join(nothing, later).experts is later.experts and join(earlier, nothing).experts is earlier.experts
+
+
+def test_an_answer_of_an_environment_has_experts_once_the_policy_goes_on() -> None:
+    unread = torch.empty(0, dtype=torch.uint8)
+    earlier = replace(part(0, [4, 4], FinishReason.STOP), experts=experts(0, 4))
+    answer = replace(part(2, [0, 0], FinishReason.STOP), experts=unread)
+    later = replace(part(4, [4], FinishReason.STOP), experts=experts(100, 7))
+    assert later.experts is not None and earlier.experts is not None
+    whole = join(join(earlier, answer), later).experts
+    assert whole is not None and torch.equal(whole, torch.cat([earlier.experts, later.experts[4:]]))
+    # A response that goes on after a stop begins with the answer.
+    assert join(answer, later).experts is later.experts
+    assert join(join(replace(earlier, experts=None), answer), later).experts is None
 
 
 def test_a_version_that_comes_back_is_a_span_of_its_own() -> None:

@@ -34,7 +34,7 @@ from megasharp.config.rollout import RolloutConfig
 from megasharp.rollout.async_collector import AsyncRollouts
 from megasharp.rollout.batch_collector import Rollouts
 from megasharp.rollout.in_flight import SampledWith, Unfinished
-from megasharp.rollout.step_request import GroupMaker
+from megasharp.rollout.step_request import GroupMaker, response_seed
 from megasharp.tasks.countdown import CountdownAnswer
 from megasharp.tasks.judge import DirectJudge, TaskItem
 from megasharp.tasks.stream import PromptStream, tokenize_prompts
@@ -79,6 +79,8 @@ def same(one: Unfinished, other: Unfinished) -> bool:
 def test_the_file_gives_back_every_bit(tmp_path: Path) -> None:
     moved = torch.tensor([True, False, True])
     with_memory = completion(memory_logp=3 * LOGP, argmax_moved=moved, calibration_kl=LOGP.abs())
+    routed = torch.arange(5 * 2 * 3).reshape(5, 2, 3)
+    small, large = completion(experts=routed.to(torch.uint8)), completion(experts=(300 + routed).to(torch.int16))
     empty = replace(completion(), tokens=torch.empty(0, dtype=torch.int64), version_spans=())
     open_episode = Episode((Turn(0, 1, 2, 1.0 / 3.0),))
     verdict = Verdict(Outcome.CORRECT, 1.0 / 3.0, "u", "two moves")
@@ -87,12 +89,13 @@ def test_the_file_gives_back_every_bit(tmp_path: Path) -> None:
         Unfinished(0, 5, (completion(), None), (1,), SampledWith(12, memory=False)),
         Unfinished(0, 7, (completion(episode=ended), completion(episode=open_episode)), (1,), SampledWith(12, False)),
         Unfinished(0, 6, (None, None), (0, 1), None),
+        Unfinished(0, 8, (small, large, completion(experts=routed[:0].to(torch.uint8))), (), SampledWith(12, False)),
         Unfinished(1, 5, (with_memory, with_memory), (), SampledWith(9, memory=True, begun=8)),
         Unfinished(1, 0, (replace(empty, sampler_logp=LOGP[:0], policy_logp=LOGP[:0]), None), (0, 1), None),
     ]
     write_unfinished(tmp_path, prompts)
     found = read_unfinished(tmp_path)
-    assert len(found) == 5 and all(map(same, found, prompts))
+    assert len(found) == 6 and all(map(same, found, prompts))
 
 
 def test_no_file_where_nothing_was_sampled(tmp_path: Path) -> None:
@@ -205,6 +208,26 @@ def test_what_was_sampled_for_another_prompt_or_seed_is_sampled_anew(tmp_path: P
     for group in found.groups:
         expected = maker.request(group.prompt).seeds
         assert tuple(response.completion.seed for response in group.responses) == expected
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_what_was_sampled_without_experts_is_sampled_anew_where_they_are_replayed(recorded: bool) -> None:
+    so_far = [
+        Unfinished(0, n, (None, record(n, 1, recorded), record(n, 2, recorded)), (0,), SampledWith(12, False))
+        for n in (0, 1)
+    ]
+    collector = rollouts(StandInEngine(lambda _: QUICK))
+    assert collector.take_up(Prompts(), so_far) == 0
+    collector = rollouts(StandInEngine(lambda _: QUICK))
+    collector._maker = replace(collector._maker, needs_experts=True)
+    assert collector.take_up(Prompts(), so_far) == (0 if recorded else 2)
+    kept = [one is not None for prompt in collector.unfinished() for one in prompt.responses]
+    assert kept == [False, recorded, recorded] * 2
+
+
+def record(prompt: int, index: int, recorded: bool) -> Completion:
+    seed = response_seed(5, f"p{prompt}", 0, index)
+    return completion(seed=seed, experts=torch.zeros(3, 2, 2, dtype=torch.uint8) if recorded else None)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from megasharp.rollout.in_flight import join
 from megasharp.rollout.inprocess import InProcessEngine
 from tests.unit.rollout.conftest import MakeModel, engine_of
 from tests.unit.rollout.episodes.games import END, RELEASED, Crowd, Forgets, Game, Hurries, Letters, Regrets
+from tests.unit.rollout.test_recorded_experts import assert_routed
 
 LETTERS = Letters()
 PROMPT = LETTERS.encode("ab")
@@ -83,6 +84,30 @@ def test_a_seed_fixes_an_episode_whatever_else_is_in_the_batch(engine: RoundEpis
     assert [one.tokens.tolist() for one in together[1]] == [one.tokens.tolist() for one in alone]
     assert together[2][0].tokens.tolist() == together[1][3].tokens.tolist()
     assert [one.tokens.tolist() for one in together[0]] == [one.tokens.tolist() for one in played(engine, plain)]
+
+
+def test_answers_have_experts_too_and_an_interrupted_episode_keeps_what_it_had(make_model: MakeModel) -> None:
+    """At every position, against a full forward of all turns: over every part of a response that goes on."""
+    model, folder = make_model("qwen3_moe", max_position_embeddings=64)
+    engine = RoundEpisodes(engine_of(model, folder, records_experts=True), LETTERS, EpisodesConfig())
+    completions = played(engine, replace(REQUEST, seeds=REQUEST.seeds[:8]))
+    assert sum(len(turns_of(one)) for one in completions) > 8
+    for whole in completions:
+        assert_routed(model, PROMPT, whole)
+        assert whole.experts is not None
+        turns = turns_of(whole)
+        for turn in [turn for turn in turns if turn.until < len(whole.tokens)]:
+            for place in {turn.end, turn.until}:
+                over = tuple(each for each in turns if each.end < each.until <= place)
+                begun = tuple(whole.tokens[:place].tolist())
+                request = GenerateRequest(PROMPT, (whole.seed,), (begun,), episode=Game("echo"), begun_turns=(over,))
+                (rest,) = played(engine, request)
+                read = whole.experts[: len(PROMPT) + turn.end - 1] + 100
+                earlier = replace(whole, tokens=whole.tokens[:place], experts=read, episode=None, **_cut(whole, place))
+                both = join(earlier, rest).experts
+                assert both is not None and torch.equal(both[: len(read)], read)
+                assert torch.equal(both[len(read) :], whole.experts[len(read) :])
+    engine.close()
 
 
 @each_case("limits", [EpisodesConfig(), EpisodesConfig(turn_tokens=3)])
