@@ -18,6 +18,7 @@ from megasharp.config.policy import LoraConfig, Recompute
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.lora import input_size, rows_of
 from megasharp.ops.chunked_head import CHUNK_TOKENS
+from megasharp.planner.mixtures import expert_flops_per_token, kept_bytes_per_token, weights_read
 
 _FP32 = 4
 # Runs of one block have lengths within a factor of two and are padded to the longest: evenly spread, by 4/3.
@@ -77,6 +78,7 @@ def layer_bytes_per_token(
     *,
     on_gpu: bool,
     padded: float = PADDED_RUNS,
+    etp: int = 1,
 ) -> float:
     """Bytes that autograd keeps of one token in one layer, on one of `tp` ranks with sequence parallelism.
 
@@ -85,16 +87,20 @@ def layer_bytes_per_token(
     f = ffn, each in `width` bytes:
 
         norms                 their inputs and their outputs (the linear maps' inputs): 4 h
-        MLP                   gate and up in one tensor, and the product that the last map multiplies: 3 f
+        MLP                   gate and up in one tensor, and the product that the last map multiplies: 3 f; with experts
+                              in its place what `mixtures.kept_bytes_per_token` counts
         attention's output    q
         attention, none       rotated queries and keys, values: q + 2 k; logsumexp: 4 bytes a head
           in blocks           gathered queries, keys and values, and the output: 2 q + 2 k, on a GPU with all heads
                               each, 4 q; logsumexp; all padded
         core_attn             inputs of the recomputed part: q, and the joined projection (q + 2 k), no less than above
-        mlp                   nothing of the MLP's own; its input is the norm's output, which is counted
+        mlp                   nothing of the MLP's own, or of router and experts; the norm's output is counted
         query and key norms   their inputs: the queries' copy q, and the joined projection (q + 2 k) for the keys, which
                               holds the values
+        norms over all heads  their inputs: copies of queries and keys, q + k; the joined projection if none are made
         full                  the layer's input: h
+
+    Norms behind attention and MLP keep as much: their inputs in place of the linear maps', which are the layer's.
 
     Blocks are those of CPUs and of float32. Queries are copied out of the joined projection where a rank has more than
     one query group. The low-rank values of adapters are not counted. There is no s^2 term: no attention matrix is kept.
@@ -115,21 +121,28 @@ def layer_bytes_per_token(
     # Of a norm: its input, and where torch differentiates it the reciprocal deviation of each token.
     own_norm = not on_gpu and width == _FP32
     norm = width * h if own_norm else (width * h if on_gpu else 2 * _FP32 * h) + _FP32
-    total: float = 2 * (norm + width * h) + width * ((0 if "mlp" in again else 3 * f) + q)
-    inputs = joined + copied
+    mlp = width * 3 * f
+    if arch.experts is not None:
+        mlp = kept_bytes_per_token(arch.experts, h, width, etp=etp, on_gpu=on_gpu)
+    total: float = 2 * (norm + width * h) + (0 if "mlp" in again else mlp) + width * q
+    normed, copies = arch.qk_norm or arch.qk_norm_whole, q + k if copied else 0
+    inputs = (copies or joined) if arch.qk_norm_whole else joined + copied
     if "core_attn" in again:
-        total += width * (joined + (q + k if arch.qk_norm else copied))
-        inputs = copied
+        total += width * (joined + (q + k if normed else copied))
+        inputs = copies if arch.qk_norm_whole else copied
     elif on_gpu and width < _FP32:
         total += width * (q + (k if arch.qk_norm else 2 * k)) + _FP32 * arch.heads
     else:
         total += (2 * width * (q + (q if on_gpu else k)) + _FP32 * arch.heads) * padded
-    return (total + (_head_norms(arch, inputs, width, on_gpu) if arch.qk_norm else 0)) / tp
+    return (total + (_head_norms(arch, tp, inputs, width, on_gpu) if normed else 0)) / tp
 
 
-def _head_norms(arch: Architecture, inputs: int, width: int, fused: bool) -> int:
-    """Bytes that the norms over each query head and key head keep; `inputs`: numbers that are kept as they came."""
-    deviations = _FP32 * (arch.heads + arch.kv_heads)
+def _head_norms(arch: Architecture, tp: int, inputs: int, width: int, fused: bool) -> int:
+    """Bytes that the norms of queries and keys keep, of all ranks; `inputs`: numbers that are kept as they came."""
+    deviations = _FP32 * (2 * tp if arch.qk_norm_whole else arch.heads + arch.kv_heads)
+    if arch.qk_norm_whole and tp > 1:
+        # The learner's own norm of heads that ranks have parts of, on any device.
+        return width * inputs + deviations
     if not fused and width < _FP32:
         # Norms built of smaller operations keep a float32 copy of their input, so the input itself is not kept.
         return 2 * _FP32 * (arch.query_size + arch.kv_size) + deviations
@@ -287,15 +300,17 @@ def mean_context(arch: Architecture, lengths: Lengths) -> float:
     return sum(lengths.context_within(arch.window(layer)) for layer in range(arch.num_layers)) / arch.num_layers
 
 
-def forward_flops_per_token(arch: Architecture, context: float) -> float:
+def forward_flops_per_token(arch: Architecture, context: float, grouped: float = 1.0) -> float:
     """FLOPs of one token: 2 N + 4 L q s; N weights are multiplied (the embedding is looked up), s positions seen.
 
     PaLM (2204.02311), appendix B: forward and backward 6 N + 12 L H Q T; forward is a third. T is the mean context, so
-    that the causal half is counted. A backward pass costs twice the forward one.
+    that the causal half is counted. A backward pass costs twice the forward one. Of experts N has those that a token
+    goes to; with `grouped` below 1 theirs count 1 / `grouped` times, for the time that they take.
     """
     lookup = 0 if arch.tied else arch.vocab * arch.hidden
     attention = arch.num_layers * _attention_flops(arch) * context
-    return 2.0 * (arch.parameter_count() - lookup) + attention
+    slower = expert_flops_per_token(arch) * (1.0 / grouped - 1.0)
+    return 2.0 * (arch.active_parameter_count() - lookup) + attention + slower
 
 
 def _attention_flops(arch: Architecture) -> float:
@@ -316,9 +331,11 @@ def tensor_bytes_per_row(arch: Architecture, tp: int, width: int) -> float:
     """Bytes a rank receives for each packed token in one pass through all layers, between tensor-parallel ranks.
 
     With sequence parallelism a layer gathers its input twice and scatters its output twice, (tp - 1) / tp of `hidden`
-    numbers each (2205.05198, section 4.2.2). Backward moves as much.
+    numbers each (2205.05198, section 4.2.2). Backward moves as much. Experts take a rank's own rows: attention alone
+    gathers and scatters.
     """
-    return (tp - 1) / tp * arch.num_layers * 4 * arch.hidden * width
+    times = 2 if arch.experts else 4
+    return (tp - 1) / tp * arch.num_layers * times * arch.hidden * width
 
 
 def packing_flops(arch: Architecture, chunked_head: bool, response_window: int | None = None) -> Flops:
@@ -336,16 +353,20 @@ def packing_flops(arch: Architecture, chunked_head: bool, response_window: int |
     return Flops(rows - logits, attention, per_token=4.0 / 3.0 * logits, response_window=response_window)
 
 
-def recompute_share(arch: Architecture, context: float, recompute: Recompute, modules: Sequence[str] = ()) -> float:
-    """Forward work done a second time, as a share of one forward pass."""
+def recompute_share(
+    arch: Architecture, context: float, recompute: Recompute, modules: Sequence[str] = (), grouped: float = 1.0
+) -> float:
+    """Forward work done a second time, as a share of one forward pass; `grouped` as in `forward_flops_per_token`."""
     if recompute == "none":
         return 0.0
     if recompute == "full":
         return 1.0
-    work = _attention_flops(arch) * context if "core_attn" in modules else 0.0
-    # Three maps between hidden and ffn, and 2 FLOPs for each of their weights.
-    work += 6.0 * arch.hidden * arch.ffn if "mlp" in modules else 0.0
-    return arch.num_layers * work / forward_flops_per_token(arch, context)
+    work, experts = _attention_flops(arch) * context if "core_attn" in modules else 0.0, arch.experts
+    if "mlp" in modules and experts is None:
+        work += 6.0 * arch.hidden * arch.ffn
+    elif "mlp" in modules and experts is not None:
+        work += 2.0 * arch.hidden * experts.count + expert_flops_per_token(arch) / arch.num_layers / grouped
+    return arch.num_layers * work / forward_flops_per_token(arch, context, grouped)
 
 
 # Kernels that a layer launches in a forward pass (tools/count_launches.py); backward launches 45, which is less for its
@@ -356,7 +377,8 @@ _LAUNCHES, _LAUNCH_S = 25, 10e-6
 def rows_that_hide_launches(arch: Architecture, context: float, ranks: int, flops: float) -> int:
     """Packed tokens of a micro-batch from which a layer's forward pass takes longer than the launches of its kernels.
 
-    Fewer leave the GPU idle. A layer is cut over `ranks` = tp * cp, each of which computes `flops` a second.
+    Fewer leave the GPU idle. A layer is cut over `ranks` = tp * cp, each of which computes `flops` a second. Of a
+    mixture of experts the launches of router and dispatcher are not counted.
     """
     logits = 2.0 * arch.vocab * arch.hidden
     layer = (forward_flops_per_token(arch, context) - logits) / arch.num_layers
@@ -372,7 +394,8 @@ def bubble_share(pp: int, vpp: int, micro_batches: int) -> float:
 class Decoding:
     """One rank of an engine as it decodes: `weights` and the caches' bytes are read in each step at `bandwidth`.
 
-    `token`: seconds that a rank computes for one token. `step`: seconds of a step whatever its batch.
+    `token`: seconds that a rank computes for one token. `step`: seconds of a step whatever its batch. `experts` of the
+    weights are read as far as a token goes there, each to a `share` of them.
     """
 
     weights: float
@@ -380,6 +403,8 @@ class Decoding:
     bandwidth: float
     token: float
     step: float
+    experts: float = 0.0
+    share: float = 1.0
 
     def step_seconds(self, live: float, cache_bytes: float) -> float:
         """Seconds of a step of `live` requests that have `cache_bytes` each.
@@ -387,7 +412,8 @@ class Decoding:
         Reading and computing are added, as if they never overlapped: kernels of large batches are bound by neither
         alone.
         """
-        return (self.weights + live * cache_bytes) / self.bandwidth + live * self.token + self.step
+        weights = weights_read(self.weights, self.experts, self.share, live)
+        return (weights + live * cache_bytes) / self.bandwidth + live * self.token + self.step
 
 
 def decode_seconds(requests: float, at_once: float, lengths: Lengths, engine: Decoding) -> float:

@@ -16,8 +16,9 @@ from itertools import chain
 from typing import get_args
 
 from megasharp.batching.packing import row_multiple
-from megasharp.common.records import ParallelLayout
+from megasharp.common.layout import ParallelLayout
 from megasharp.config.policy import LoraConfig, Recompute
+from megasharp.convert.families.family import is_of_expert
 from megasharp.planner.formulas import (
     adapter_parameters,
     chunked_logits_bytes,
@@ -29,6 +30,7 @@ from megasharp.planner.formulas import (
     optimizer_bytes,
     staging_bytes,
 )
+from megasharp.planner.mixtures import computes_experts_again, copied_bytes_per_token, dispatched_bytes_per_token
 from megasharp.planner.records import EngineMemory, Network, Request, StageKind, StageMemory
 
 
@@ -46,11 +48,15 @@ def run_text(run: range) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Runs of layers and parameters of a pipeline stage's rank, and how many of them are trained."""
+    """Runs of layers and parameters of a pipeline stage's rank, and how many of them are trained.
+
+    `experts`: how many of them are of experts, which adapters leave frozen.
+    """
 
     runs: tuple[range, ...]
     parameters: int
     trained: int
+    experts: int = 0
 
     @property
     def layers(self) -> int:
@@ -67,11 +73,18 @@ def stages(network: Network, layout: ParallelLayout, lora: LoraConfig | None = N
         runs = runs_of_layers(arch.num_layers, layout, stage)
         layers = tuple(chain.from_iterable(runs))
         shapes = family.parameter_shapes(
-            arch, layout.tp, layers=layers, first_stage=stage == 0, last_stage=stage == last
+            arch,
+            layout.tp,
+            layers=layers,
+            first_stage=stage == 0,
+            last_stage=stage == last,
+            ep=layout.ep,
+            etp=layout.etp,
         )
         count = sum(math.prod(shape) for shape in shapes.values())
+        experts = sum(math.prod(shape) for name, shape in shapes.items() if is_of_expert(name))
         adapters = len(layers) * adapter_parameters(arch, lora, layout.tp) if lora else 0
-        found.append(Stage(runs, count + adapters, adapters if lora else count))
+        found.append(Stage(runs, count + adapters, adapters if lora else count, experts))
     return tuple(found)
 
 
@@ -126,7 +139,9 @@ def stage_memory(request: Request, rows: Rows) -> list[StageMemory]:
 def _stage(request: Request, rows: Rows, number: int, policy: Stage, memory: Stage | None) -> StageMemory:
     split, width, on_host = request.split, request.width, request.optimizer_on_host
     last = number == split.pp - 1
-    trained = (policy.trained, memory.parameters) if memory else (policy.trained,)
+    counts = _Trained(policy.trained, 0 if request.lora else policy.experts)
+    trained = (counts, _Trained(memory.parameters, memory.experts)) if memory else (counts,)
+    dispatch = _dispatch(request, rows)
     activations: dict[str, int] = {
         setting: _activations(request, request.policy, policy, number, rows, setting) for setting in get_args(Recompute)
     }
@@ -142,21 +157,26 @@ def _stage(request: Request, rows: Rows, number: int, policy: Stage, memory: Sta
         trained=policy.trained,
         weights=width * policy.parameters,
         gradients=gradient_bytes(policy.trained),
-        optimizer=_optimizer_on_gpu(request, policy.trained),
+        optimizer=_optimizer_on_gpu(request, counts),
         activations=activations[split.recompute],
         activations_by=activations,
         logits=_logits(request, request.policy, rows, entropy=True) if last else 0,
         reference=_reference(request, policy) if request.machines.gpu is None else 0,
         memory_parameters=memory.parameters if memory else 0,
-        memory_network=sum(_memory_parts(request, memory.parameters).values()) if memory else 0,
+        memory_network=sum(_memory_parts(request, trained[-1]).values()) if memory else 0,
         memory_step=memory_step,
         reserved=RESERVED if request.machines.gpu else 0,
         totals={},
         must_offload=(),
         optimizer_on_host=sum(_optimizer(request, count) for count in trained) if on_host else 0,
         # One network's optimizer steps at a time.
-        staging=max(staging_bytes(count // request.layout.shards) for count in trained) if on_host else 0,
+        staging=max(staging_bytes(count.of_rank(request.layout)) for count in trained) if on_host else 0,
         reference_on_host=0 if request.machines.gpu is None else _reference(request, policy),
+        experts=policy.experts,
+        memory_experts=memory.experts if memory else 0,
+        dispatch=dispatch,
+        # A rank that holds all experts computes as many copies whatever the routes.
+        by_routing=dispatch + _copies(request, policy, number, rows) if split.ep > 1 else 0,
     )
     return replace(stage, totals=_learning(request, stage, rows))
 
@@ -165,30 +185,46 @@ def _reference(request: Request, policy: Stage) -> int:
     return request.width * policy.trained if request.passes.reference else 0
 
 
-def _memory_parts(request: Request, parameters: int) -> dict[str, int]:
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """A network's trained parameters on a rank, and those of them that are of experts."""
+
+    parameters: int
+    experts: int
+
+    def of_rank(self, layout: ParallelLayout) -> int:
+        """The parameters whose optimizer's state this rank has."""
+        return (self.parameters - self.experts) // layout.shards + self.experts // layout.expert_shards
+
+
+def _memory_parts(request: Request, trained: _Trained) -> dict[str, int]:
     """Bytes of what the memory network keeps, by the names of `policy.offload`."""
     return {
-        "weights": request.width * parameters,
-        "gradients": gradient_bytes(parameters),
-        "optimizer": _optimizer_on_gpu(request, parameters),
+        "weights": request.width * trained.parameters,
+        "gradients": gradient_bytes(trained.parameters),
+        "optimizer": _optimizer_on_gpu(request, trained),
     }
 
 
-def _optimizer(request: Request, parameters: int) -> int:
-    return int(optimizer_bytes(parameters, request.width, request.layout.shards))
+def _optimizer(request: Request, trained: _Trained) -> int:
+    layout, dense = request.layout, trained.parameters - trained.experts
+    state = optimizer_bytes(dense, request.width, layout.shards)
+    return int(state + optimizer_bytes(trained.experts, request.width, layout.expert_shards))
 
 
-def _optimizer_on_gpu(request: Request, parameters: int) -> int:
-    return 0 if request.optimizer_on_host else _optimizer(request, parameters)
+def _optimizer_on_gpu(request: Request, trained: _Trained) -> int:
+    return 0 if request.optimizer_on_host else _optimizer(request, trained)
 
 
 def _learning(request: Request, stage: StageMemory, rows: Rows) -> dict[str, int]:
     """Bytes of the phases in which learners compute."""
     kept = stage.static + stage.reference + stage.memory_network + stage.reserved
-    # Policy, memory network and optimizer take turns: the most that one of them adds counts.
-    totals = {TRAINING: kept + max(stage.activations + stage.logits, stage.memory_step, stage.staging)}
+    # Logits come after the last layer's exchange. Policy, memory network and optimizer take turns: the most that one of
+    # them adds counts.
+    moment = max(stage.logits, stage.dispatch)
+    totals = {TRAINING: kept + max(stage.activations + moment, stage.memory_step, stage.staging)}
     if request.passes.old_logp or request.passes.reference:
-        totals[ANNOTATION] = kept + _one_layer(request, request.policy, rows) + stage.logits
+        totals[ANNOTATION] = kept + _one_layer(request, request.policy, rows) + moment
     return totals
 
 
@@ -199,8 +235,32 @@ def _tokens(request: Request, rows: Rows) -> float:
 
 def _one_layer(request: Request, network: Network, rows: Rows) -> int:
     on_gpu = request.machines.gpu is not None
-    per_token = layer_bytes_per_token(network.architecture, request.split.tp, request.width, "none", on_gpu=on_gpu)
+    arch, split = network.architecture, request.split
+    per_token = layer_bytes_per_token(arch, split.tp, request.width, "none", on_gpu=on_gpu, etp=split.etp)
     return int(_tokens(request, rows) * per_token)
+
+
+def _dispatch(request: Request, rows: Rows) -> int:
+    """Bytes that the exchange of one of the policy's layers with its experts holds at once."""
+    split, arch = request.split, request.policy.architecture
+    if arch.experts is None:
+        return 0
+    per_token = dispatched_bytes_per_token(
+        arch.experts, arch.hidden, request.width, split.experts.dispatcher, ep=split.ep, etp=split.etp
+    )
+    return int(_tokens(request, rows) * per_token / split.tp)
+
+
+def _copies(request: Request, stage: Stage, number: int, rows: Rows) -> int:
+    """Bytes of activations that are copies of tokens in the policy's experts: of one layer where it is recomputed."""
+    split, arch = request.split, request.policy.architecture
+    if arch.experts is None:
+        return 0
+    held = in_flight(number, split.pp, split.vpp, rows.micro_batches) * stage.layers
+    layers = 1.0 if computes_experts_again(split) else held
+    on_gpu = request.machines.gpu is not None
+    per_token = copied_bytes_per_token(arch.experts, arch.hidden, request.width, etp=split.etp, on_gpu=on_gpu)
+    return int(_tokens(request, rows) * layers * per_token / split.tp)
 
 
 def _activations(
@@ -208,7 +268,7 @@ def _activations(
 ) -> int:
     split, arch = request.split, network.architecture
     on_gpu, modules = request.machines.gpu is not None, split.recompute_modules
-    per_token = layer_bytes_per_token(arch, split.tp, request.width, recompute, modules, on_gpu=on_gpu)
+    per_token = layer_bytes_per_token(arch, split.tp, request.width, recompute, modules, on_gpu=on_gpu, etp=split.etp)
     held = in_flight(number, split.pp, split.vpp, rows.micro_batches) * stage.layers * per_token
     final_norm = 2 * request.width * arch.hidden / split.tp if number == split.pp - 1 else 0
     total = int(_tokens(request, rows) * (held + final_norm))
@@ -228,7 +288,7 @@ def left_while_sampling(stage: StageMemory, request: Request, offload: Iterable[
     """Bytes of the learners that stay on the GPU when `offload` has left it."""
     offload = set(offload)
     parts = {"weights": stage.weights, "gradients": stage.gradients, "optimizer": stage.optimizer}
-    memory = _memory_parts(request, stage.memory_parameters)
+    memory = _memory_parts(request, _Trained(stage.memory_parameters, stage.memory_experts))
     kept = sum(parts[name] + memory[name] for name in parts if name not in offload)
     return kept + stage.reference + stage.reserved
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from megasharp.common.errors import UserError
-from megasharp.common.records import ParallelLayout
+from megasharp.common.layout import ParallelLayout
 from megasharp.config.policy import LoraConfig, PolicyConfig
 from megasharp.config.rollout import Transport as WeightTransport
 from megasharp.convert.architecture import Architecture
@@ -117,7 +117,7 @@ class Engines:
 
     The run starts `count`; `external` more, taken for equal ones, were started by hand on other GPUs. `most_requests`
     run at once in one engine. `transport` is how weights reach them. `overlap`: they sample while the policy trains.
-    `overlap_annotation` is the key of that name.
+    `overlap_annotation` is the key of that name. `ep` is `rollout.sglang.ep_size`.
     """
 
     count: int
@@ -131,6 +131,7 @@ class Engines:
     chunk: int | None = None
     external: int = 0
     overlap_annotation: bool = False
+    ep: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +150,13 @@ class Rates:
     `mfu`, `logp_mfu`: model FLOPs utilisation of update and log-prob passes, outside of pipeline bubbles and of what
     tensor-parallel ranks exchange; of engines `engine_mfu`, in prefill and decoding. `bandwidth`: of memory in
     decoding. `layer_s`: seconds that tensor-parallel ranks of an engine take for one layer of a decode step besides.
-    `links`: of NVLink and network. `sync`: bytes of weights per second that are handed over, besides what links allow.
+    `links`: of NVLink and network. `grouped`: rate of experts' products, many small ones in one kernel, as a share of
+    that of dense ones. `sync`: bytes of weights per second that are handed over, besides what links allow.
     `driver_s`: seconds of a step that the driver has alone, with a batch no larger than the published ones. `disk`:
     bytes per second of all ranks.
 
-    All but `links` and `disk` are fitted to published runs by `tools/calibrate_plan.py`, which checks these defaults.
+    All but `links`, `grouped` and `disk` are fitted to published runs by `tools/calibrate_plan.py`, which checks these
+    defaults.
     """
 
     mfu: float = 0.42
@@ -164,6 +167,7 @@ class Rates:
     sync: float = 1.22e10
     driver_s: float = 2.44
     links: float = 0.8
+    grouped: float = 0.7
     disk: float = 10e9
 
 
@@ -172,7 +176,7 @@ SPREAD: Mapping[str, float] = {"step": 1.18, "learners": 1.19, "engines": 1.23, 
 # The group of a step's parts; of copies to the host, of which nothing is published alone, that of the weights.
 PART_GROUPS: Mapping[str, str] = {
     "rollout": "engines",
-    **dict.fromkeys(("annotate", "update", "memory", "context"), "learners"),
+    **dict.fromkeys(("annotate", "update", "memory", "context", "experts"), "learners"),
     **dict.fromkeys(("sync", "offload", "reference", "optimizer"), "weights"),
     **{part: part for part in ("driver", "step")},
 }
@@ -258,8 +262,7 @@ class Request:
     @property
     def layout(self) -> ParallelLayout:
         """The policy's parallel sizes."""
-        split = self.split
-        return ParallelLayout(split.dp, split.tp, split.pp, split.cp, split.vpp)
+        return self.split.layout
 
     @property
     def lora(self) -> LoraConfig | None:
@@ -294,7 +297,9 @@ class StageMemory:
     optimizer); `memory_step` what its own micro-batch adds. `reserved` is assumed for CUDA, NCCL and fragmentation.
     `totals`: by phase. `must_offload`: the least that has to leave the GPU while co-located engines sample; None where
     all of it is too little. `optimizer_on_host`: of policy and memory network, where it is not on the GPU, which a step
-    then needs `staging` for. `reference_on_host`: the reference's, beside a GPU.
+    then needs `staging` for. `reference_on_host`: the reference's, beside a GPU. `experts`: the parameters of experts
+    among those of the policy; `memory_experts`: of the memory network. `dispatch`: bytes of one layer's exchange with
+    experts at once. `by_routing`: bytes that a rank holds besides if its experts get twice as many tokens.
     """
 
     stage: int
@@ -318,6 +323,10 @@ class StageMemory:
     optimizer_on_host: int = 0
     staging: int = 0
     reference_on_host: int = 0
+    experts: int = 0
+    memory_experts: int = 0
+    dispatch: int = 0
+    by_routing: int = 0
 
     @property
     def static(self) -> int:
@@ -334,7 +343,8 @@ class EngineMemory:
     `requests` come to one engine in a step, `at_once` of them are decoded together. `largest_fraction` is the most
     `mem_fraction_static` for which all fits beside what the learners leave; None on a CPU, or where the engines have
     GPUs of their own. `context` is assumed for the process itself; `total` is without it, as SGLang takes its share of
-    what is free then.
+    what is free then. `experts` are the bytes of the policy's experts among the weights; a token goes to `expert_share`
+    of them.
     """
 
     count: int
@@ -354,6 +364,8 @@ class EngineMemory:
     sequences_longest: int
     requests: float
     at_once: int
+    experts: int = 0
+    expert_share: float = 1.0
 
     @property
     def asleep(self) -> int:
@@ -399,10 +411,15 @@ class DlcCost:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One checkpoint's bytes on disk and the seconds to write them, all ranks together."""
+    """One checkpoint's bytes on disk and the seconds to write them, all ranks together.
+
+    `exported`, `exporting`: those of the Hugging Face copy beside it; 0 without one.
+    """
 
     size: int
     seconds: float
+    exported: int = 0
+    exporting: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,13 +458,17 @@ class Transport:
     """A step's batch on its way to the ranks.
 
     `step`: bytes of all shares. `node`: bytes that the node with most of them gets. `seconds` are part of the driver's,
-    None on CPUs. `store`: bytes that Ray's object store needs at most, where ranks are Ray's.
+    None on CPUs. `store`: bytes that Ray's object store needs at most, where ranks are Ray's. `route`: bytes of a
+    token's route in a mixture of experts whose routing is replayed, counted in the others; the driver has `routes` of a
+    step.
     """
 
     step: int
     node: int
     seconds: float | None
     store: int
+    route: int = 0
+    routes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megasharp.batching.packing import MICRO_BATCHES_AHEAD
+from megasharp.config.policy import Dispatcher
 from megasharp.convert.lora import trained_parameters
 from megasharp.planner.formulas import (
     Decoding,
@@ -38,6 +39,12 @@ from megasharp.planner.formulas import (
     token_table_bytes,
 )
 from megasharp.planner.memory import Rows, rows_of
+from megasharp.planner.mixtures import (
+    computes_experts_again,
+    exchanged_bytes_per_token,
+    expert_parameters,
+    weights_read,
+)
 from megasharp.planner.records import (
     CONTEXT_LONGEST,
     Checkpoint,
@@ -98,6 +105,7 @@ def engine_memory(request: Request, learners_leave: int) -> EngineMemory | None:
     if engines is None:
         return None
     networks = [network.architecture for network in request.networks]
+    # With ep_size above 1 a rank has whole experts instead of a part of each: as many bytes.
     weights = sum(request.width * arch.parameter_count() // engines.tp for arch in networks)
     windows = (None, request.memory_window)
     caches = tuple(
@@ -142,6 +150,7 @@ class _Sizes:
 
 def _filled(request: Request, engines: Engines, sizes: _Sizes, most: int | None) -> EngineMemory:
     """Fill an engine's cache with requests: responses of mean size, at most `most` at once."""
+    policy = request.policy.architecture
     requests = request.batch.sequences * (1 + request.batch.oversample) / (engines.count + engines.external)
     lengths = request.batch.lengths
     tokens = sizes.cache // sizes.per_token
@@ -165,6 +174,8 @@ def _filled(request: Request, engines: Engines, sizes: _Sizes, most: int | None)
         sequences_longest=int(sizes.cache // longest),
         requests=requests,
         at_once=int(max(0, min(requests, mean, most or requests))),
+        experts=request.width * expert_parameters(policy) // engines.tp,
+        expert_share=policy.experts.per_token / policy.experts.count if policy.experts else 1.0,
     )
 
 
@@ -182,7 +193,7 @@ def step_times(
     times = [_rollout(request, gpu, engine)] if engine is not None else []
     longest = CONTEXT_LONGEST if request.split.cp > 1 else 1.0
     exchange = 4 * reference / _HOST_LINK
-    learning = [*_passes(request, gpu, rows), *_context(request, gpu, rows)]
+    learning = [*_passes(request, gpu, rows), *_context(request, gpu, rows), *_experts(request, gpu, rows)]
     if engine is not None:
         learning = [_overlapped(request, gpu, rows, engine, time, exchange) for time in learning]
     times += [dataclasses.replace(time, longest=longest) for time in learning]
@@ -235,7 +246,8 @@ def first_token_seconds(request: Request, engine: EngineMemory) -> float | None:
 def step_bytes(engine: EngineMemory, lengths: Lengths, at_once: int | None = None) -> float:
     """Bytes that a rank reads in a decode step: weights, and the cache of `at_once` responses (None: the engine's)."""
     live = engine.at_once if at_once is None else at_once
-    return engine.weights + live * sum(cache.mean_bytes(lengths) for cache in engine.caches)
+    weights = weights_read(engine.weights, engine.experts, engine.expert_share, live)
+    return weights + live * sum(cache.mean_bytes(lengths) for cache in engine.caches)
 
 
 def dlc_cost(request: Request, engine: EngineMemory | None, learners_leave: int) -> DlcCost | None:
@@ -278,7 +290,7 @@ def tokens_per_second_per_gpu(request: Request, gpus: int, seconds: float | None
 
 
 def checkpoint(request: Request) -> Checkpoint:
-    """Size and time of a checkpoint: policy, memory network and reference, without a Hugging Face copy."""
+    """Size and time of a checkpoint: policy, memory network and reference, and beside them a Hugging Face copy."""
     arch, lora = request.policy.architecture, request.lora
     adapters = trained_parameters(lora, arch) if lora else 0
     policy = arch.parameter_count() + adapters
@@ -287,7 +299,8 @@ def checkpoint(request: Request) -> Checkpoint:
         memory = request.memory.architecture.parameter_count()
         size += checkpoint_bytes(memory, memory, request.width)
     size += request.width * policy if request.passes.reference else 0
-    return Checkpoint(size, size / request.rates.disk)
+    exported = request.width * arch.parameter_count() if request.kept.export_hf else 0
+    return Checkpoint(size, size / request.rates.disk, exported, exported / request.rates.disk)
 
 
 def loss(request: Request, step: float | None, save: Checkpoint) -> Loss | None:
@@ -309,9 +322,8 @@ def disk_bytes(request: Request, save: Checkpoint) -> Disk:
     tokens = group * batch.prompts * sampled
     # Whole groups are written token by token, as many as the limit has room for.
     by_token = min(kept.tokens // group, batch.prompts * sampled) * group
-    exported = request.width * request.policy.architecture.parameter_count() if kept.export_hf else 0
     return Disk(
-        checkpoints=kept.checkpoints * (save.size + exported),
+        checkpoints=kept.checkpoints * (save.size + save.exported),
         rollouts=kept.tables * response_table_bytes(responses, tokens),
         rollout_tokens=kept.token_tables * token_table_bytes(by_token),
         metrics=metrics_bytes(kept.steps),
@@ -323,7 +335,7 @@ def _decoding(request: Request, gpu: Gpu, engine: EngineMemory) -> Decoding:
     """The engine's decoding at the rates that are assumed."""
     rates = request.rates
     # Attention is memory's matter here: its bytes are counted as the cache's.
-    flops = sum(forward_flops_per_token(network.architecture, 0.0) for network in request.networks)
+    flops = sum(forward_flops_per_token(network.architecture, 0.0, rates.grouped) for network in request.networks)
     layers = sum(network.architecture.num_layers for network in request.networks)
     return Decoding(
         weights=engine.weights,
@@ -331,6 +343,8 @@ def _decoding(request: Request, gpu: Gpu, engine: EngineMemory) -> Decoding:
         bandwidth=gpu.bandwidth * rates.bandwidth,
         token=flops / (engine.tp * gpu.flops * rates.engine_mfu),
         step=layers * rates.layer_s if engine.tp > 1 else 0.0,
+        experts=engine.experts,
+        share=engine.expert_share,
     )
 
 
@@ -338,17 +352,14 @@ def _rollout(request: Request, gpu: Gpu, engine: EngineMemory) -> StageTime:
     if engine.at_once < 1:
         return StageTime("rollout", None, "no response fits into the cache")
     decoding = decode_seconds(engine.requests, engine.at_once, request.batch.lengths, _decoding(request, gpu, engine))
-    reading = _reading(request, gpu, engine)
+    # Prefill, where a group's responses share that of their prompt.
+    lengths, grouped = request.batch.lengths, request.rates.grouped
+    archs = [network.architecture for network in request.networks]
+    per_token = sum(forward_flops_per_token(arch, lengths.prompt / 2, grouped) for arch in archs)
+    prompts = engine.requests / request.batch.responses * lengths.prompt
+    reading = prompts * per_token / (engine.tp * gpu.flops * request.rates.engine_mfu)
     how = f"{engine.at_once} of {engine.requests:.0f} responses at once in an engine: reading and FLOPs"
     return StageTime("rollout", decoding + reading, how)
-
-
-def _reading(request: Request, gpu: Gpu, engine: EngineMemory) -> float:
-    """Seconds of an engine's prefill; a group's responses share that of their prompt."""
-    lengths = request.batch.lengths
-    per_token = sum(forward_flops_per_token(network.architecture, lengths.prompt / 2) for network in request.networks)
-    prompts = engine.requests / request.batch.responses * lengths.prompt
-    return prompts * per_token / (engine.tp * gpu.flops * request.rates.engine_mfu)
 
 
 def _overlapped(
@@ -438,12 +449,43 @@ def _context(request: Request, gpu: Gpu, rows: Rows) -> list[StageTime]:
     return [StageTime("context", rows.step * exchanged / working / link, how)]
 
 
+def _experts(request: Request, gpu: Gpu, rows: Rows) -> list[StageTime]:
+    """Time of tokens to the ranks of their experts and back in the policy's passes; nothing overlaps."""
+    split = request.split
+    if request.policy.architecture.experts is None or split.ep * split.etp == 1:
+        return []
+    seconds, link = exchange_seconds(request, gpu, rows, split.experts.dispatcher)
+    how = f"tokens to their experts and back by {split.experts.dispatcher} over {link}"
+    return [StageTime("experts", seconds, how)]
+
+
+def exchange_seconds(request: Request, gpu: Gpu, rows: Rows, dispatcher: Dispatcher) -> tuple[float, str]:
+    """Return the seconds of a step's exchange with the policy's experts, and the links that it takes.
+
+    Ranks of a node exchange over NVLink while those of other nodes do over the network: the longer of both counts.
+    """
+    split, arch, links = request.split, request.policy.architecture, request.rates.links
+    assert arch.experts is not None
+    ranks, room = split.ep * split.etp, request.machines.gpus_per_node
+    of_layer = exchanged_bytes_per_token(
+        arch.experts, arch.hidden, request.width, dispatcher, ep=split.ep, etp=split.etp
+    )
+    passes = len(request.passes.before) + (3 if computes_experts_again(split) else 2)
+    idle = bubble_share(split.pp, split.vpp, rows.micro_batches)
+    moved = passes * rows.step * arch.num_layers * of_layer / (request.layout.world * (1 - idle))
+    # Of the other ranks those beyond the node.
+    beyond = max(0, ranks - room) / (ranks - 1)
+    within = moved * (1 - beyond) / (gpu.nvlink / 2 * links)
+    seconds = max(within, moved * beyond / (gpu.network * links))
+    return seconds, "NVLink and the network" if beyond else "NVLink"
+
+
 def _row_bytes(request: Request, network: Network) -> float:
     return context_bytes_per_row(network.architecture, request.split.tp, request.split.cp, request.width)
 
 
 def _forward(request: Request, network: Network) -> float:
-    return forward_flops_per_token(network.architecture, _mean_context(request, network))
+    return forward_flops_per_token(network.architecture, _mean_context(request, network), request.rates.grouped)
 
 
 def _mean_context(request: Request, network: Network) -> float:
@@ -460,7 +502,7 @@ def _work(request: Request, network: Network) -> float:
     """
     arch = network.architecture
     context, split = _mean_context(request, network), request.split
-    share = recompute_share(arch, context, split.recompute, split.recompute_modules)
+    share = recompute_share(arch, context, split.recompute, split.recompute_modules, request.rates.grouped)
     frozen = request.lora is not None and network is request.policy
     return (2.0 if frozen else 3.0) + share + _chunked_head(request, network)
 

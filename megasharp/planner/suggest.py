@@ -46,6 +46,7 @@ def make_plan(request: Request) -> Plan:
     Raises UserError where the networks cannot be cut as asked (`Architecture.check_parallel`).
     """
     split, gpu, networks = request.split, request.machines.gpu, request.networks
+    request.policy.architecture.check_parallel(split.tp, split.pp, vpp=split.vpp, ep=split.ep, etp=split.etp)
     for network in networks:
         network.architecture.check_parallel(split.tp, split.pp, vpp=split.vpp)
         if request.engines is not None:
@@ -98,6 +99,8 @@ _BUDGETS = (1, 2, 4)
 _FRACTION, _FREE, _LEARNERS_FREE = 0.05, 0.03, 0.10
 # Of the learners, while co-located engines sample.
 _OFFLOAD = ("weights", "gradients", "optimizer")
+# Parts into which experts are cut: within a node first, as large as a few nodes.
+_EXPERT_SIZES = (*_SIZES, 16, 32)
 # Predictions closer than by this factor say nothing.
 _EQUAL = 1.05
 
@@ -153,8 +156,9 @@ def suggest(request: Request, count: int = 3, *, share_out: bool = False) -> lis
 
     def order(item: tuple[float, Request, Plan]) -> tuple[float, ...]:
         seconds, split = item[0], item[1].split
-        # Within a class of 5 % the simplest comes first: no context parallel, then no pipeline.
-        return int(math.log(seconds / fastest) / math.log(_EQUAL)), split.cp, split.pp, seconds
+        # Within a class of 5 % the simplest comes first: no context parallel, then no pipeline, then fewer parts of
+        # experts.
+        return int(math.log(seconds / fastest) / math.log(_EQUAL)), split.cp, split.pp, split.ep, seconds
 
     fitting.sort(key=order)
     best: dict[tuple[int, int, int], tuple[Request, Plan]] = {}
@@ -171,6 +175,8 @@ def suggest(request: Request, count: int = 3, *, share_out: bool = False) -> lis
 
 def _fits(plan: Plan) -> bool:
     memory = plan.gpu_memory or 0
+    if any(stage.totals[TRAINING] + stage.by_routing > memory for stage in plan.stages):
+        return False
     return plan.works and plan.fullest <= (1 - _FREE) * memory and _learning(plan) <= (1 - _LEARNERS_FREE) * memory
 
 
@@ -227,10 +233,20 @@ def _splits(request: Request, gpus: int) -> Iterator[PolicyConfig]:
             continue
         if not all(_can_cut(network, tp, pp) for network in networks):
             continue
-        for budget, recompute, head in product(sorted(budgets), get_args(Recompute), get_args(HeadForm)):
-            keys = {"dp": gpus // (tp * pp * cp), "tp": tp, "pp": pp, "cp": cp, "vpp": 1, "offload": list(_OFFLOAD)}
-            split = request.split.model_copy(update=keys | {"micro_batch_tokens": budget})
+        keys = {"dp": gpus // (tp * pp * cp), "tp": tp, "pp": pp, "cp": cp, "vpp": 1, "offload": list(_OFFLOAD)}
+        parts = _expert_parts(request, gpus // pp)
+        for ep, budget, recompute, head in product(parts, sorted(budgets), get_args(Recompute), get_args(HeadForm)):
+            split = request.split.model_copy(update=keys | {"ep": ep, "etp": 1, "micro_batch_tokens": budget})
             yield _saving(split, request.split.recompute_modules, recompute, head)
+
+
+def _expert_parts(request: Request, ranks: int) -> tuple[int, ...]:
+    """Numbers of parts into which a stage's `ranks` may cut the policy's experts: within a node, or of whole nodes."""
+    experts, room = request.policy.architecture.experts, request.machines.gpus_per_node
+    if experts is None:
+        return (1,)
+    fitting = (size for size in _EXPERT_SIZES if experts.count % size == 0 and ranks % size == 0)
+    return tuple(size for size in fitting if room % size == 0 or size % room == 0)
 
 
 def _saving(split: PolicyConfig, modules: list[RecomputeModule], recompute: Recompute, head: HeadForm) -> PolicyConfig:
@@ -246,13 +262,15 @@ def _engines(request: Request, gpus: int) -> Iterator[Engines | None]:
         yield None
         return
     for tp in _SIZES:
-        if machines.gpus_per_node % tp == 0 and gpus % tp == 0 and all(_can_cut(n, tp, 1) for n in request.networks):
+        fits = machines.gpus_per_node % tp == 0 and gpus % tp == 0 and tp % engines.ep == 0
+        if fits and all(_can_cut(network, tp, 1) for network in request.networks):
             yield dataclasses.replace(engines, tp=tp, count=gpus // tp)
 
 
 def _can_cut(network: Network, tp: int, pp: int) -> bool:
     arch = network.architecture
-    return not any(size % tp for size in (arch.heads, arch.kv_heads, arch.ffn)) and arch.num_layers % pp == 0
+    ffn = arch.experts.ffn if arch.experts else arch.ffn
+    return not any(size % tp for size in (arch.heads, arch.kv_heads, ffn)) and arch.num_layers % pp == 0
 
 
 def _keys(request: Request, asked: Request) -> dict[str, Value]:
@@ -263,6 +281,7 @@ def _keys(request: Request, asked: Request) -> dict[str, Value]:
         "policy.vpp": split.vpp,
         "policy.cp": split.cp,
         "policy.dp": split.dp,
+        **({"policy.ep": split.ep, "policy.etp": split.etp} if request.policy.architecture.experts else {}),
         "policy.micro_batch_tokens": split.micro_batch_tokens,
         "policy.recompute": split.recompute,
         "policy.head": split.head,
@@ -281,6 +300,9 @@ def _reasons(request: Request, plan: Plan, first: float) -> tuple[str, ...]:
     split, seconds = request.split, plan.step_seconds or 0.0
     compared = f", {abs(seconds / first - 1):.0%} {'more' if seconds > first else 'less'} than the first"
     reasons = [f"{range_text(plan.step_range)} s a step" + (compared if seconds != first else "")]
+    if split.ep > 1:
+        where = "inside a node" if split.ep <= request.machines.gpus_per_node else "over several nodes"
+        reasons.append(f"experts in {split.ep} parts {where}")
     reasons.append(
         "no pipeline, so no bubble" if split.pp == 1 else f"{split.pp} pipeline stages idle {plan.bubble:.0%} of a pass"
     )

@@ -23,7 +23,7 @@ Tree = dict[str, object]
 
 # Keys of `policy` that say how it is split and how it saves memory.
 _LAYOUT = (
-    "dp", "tp", "pp", "cp", "vpp", "micro_batch_tokens", "recompute", "offload", "recompute_modules",
+    "dp", "tp", "pp", "cp", "vpp", "ep", "etp", "micro_batch_tokens", "recompute", "offload", "recompute_modules",
     "optimizer_offload", "head",
 )  # fmt: skip
 
@@ -48,6 +48,7 @@ def plan_tree(request: Request, plan: Plan, notes: Sequence[str], suggestions: S
             "ranks": plan.world,
             "offloaded": list(request.offloaded),
         },
+        "experts": _experts_tree(request),
         "batch": _batch(request, plan),
         "machines": {**_machines(request.machines), "gpus_in_use": plan.gpus if gpu else 0},
         "assumed": {
@@ -57,6 +58,7 @@ def plan_tree(request: Request, plan: Plan, notes: Sequence[str], suggestions: S
             "memory_bandwidth_share": rates.bandwidth,
             "engine_layer_seconds": rates.layer_s,
             "link_bandwidth_share": rates.links,
+            "grouped_product_share": rates.grouped,
             "sync_bytes_per_second": rates.sync,
             "driver_seconds": rates.driver_s,
             "disk_bytes_per_second": rates.disk,
@@ -78,6 +80,8 @@ def plan_tree(request: Request, plan: Plan, notes: Sequence[str], suggestions: S
         "checkpoint": {
             "size_bytes": plan.checkpoint.size,
             "seconds": plan.checkpoint.seconds if gpu else None,
+            "hf_copy_bytes": plan.checkpoint.exported,
+            "hf_copy_seconds": plan.checkpoint.exporting if gpu else None,
         },
         "failure": _failure_tree(request, plan),
         "disk": _disk_tree(request, plan),
@@ -115,10 +119,20 @@ def _network(network: Network | None) -> Tree | None:
         "name": network.name,
         "family": arch.family,
         "parameters": arch.parameter_count(),
+        "active_parameters": arch.active_parameter_count(),
         "layers": arch.num_layers,
         "layers_with_window": sum(window is not None for window in arch.windows),
         "smallest_window_positions": arch.smallest_window,
     }
+
+
+def _experts_tree(request: Request) -> Tree | None:
+    """The policy's experts, of each layer, and how they are spread; None in a dense model."""
+    experts, layout, asked = request.policy.architecture.experts, request.layout, request.split.experts
+    if experts is None:
+        return None
+    held = {"on_a_rank": experts.count // layout.ep, "other_ranks_with_the_same": layout.expert_shards - 1}
+    return {"count": experts.count, "per_token": experts.per_token, "ffn": experts.ffn, **held, **asked.model_dump()}
 
 
 def _batch(request: Request, plan: Plan) -> Tree:
@@ -165,6 +179,7 @@ def _stage(request: Request, plan: Plan, stage: StageMemory) -> Tree:
         "first_and_last_layers": [[run[0], run[-1]] for run in stage.layers],
         "parameters": stage.parameters,
         "trained_parameters": stage.trained,
+        "experts_parameters": stage.experts,
         "weights_bytes": stage.weights,
         "gradients_bytes": stage.gradients,
         "optimizer_bytes": stage.optimizer,
@@ -177,6 +192,8 @@ def _stage(request: Request, plan: Plan, stage: StageMemory) -> Tree:
         "activations_bytes": stage.activations,
         "activations_bytes_by_recompute": dict(stage.activations_by),
         "logits_bytes": stage.logits,
+        "dispatch_bytes": stage.dispatch,
+        "twice_the_tokens_bytes": stage.by_routing,
         "memory_network_step_bytes": stage.memory_step,
         "reserved_bytes": stage.reserved,
         "sleeping_engine_bytes": plan.engine.asleep if beside and plan.engine else 0,
@@ -216,6 +233,8 @@ def _transport_tree(plan: Plan) -> Tree | None:
         "node_bytes": sent.node,
         "seconds": sent.seconds,
         "ray_store_bytes": sent.store,
+        "route_token_bytes": sent.route,
+        "routes_bytes": sent.routes,
     }
 
 
@@ -240,6 +259,7 @@ def _engines(request: Request, engine: EngineMemory | None) -> Tree | None:
     return {
         "count": engine.count,
         "tp": engine.tp,
+        "ep_size": asked.ep,
         "colocated": asked.colocated,
         "transport": asked.transport,
         "samples_while_policy_trains": asked.overlap,
@@ -247,6 +267,7 @@ def _engines(request: Request, engine: EngineMemory | None) -> Tree | None:
         "max_total_tokens": asked.pool_tokens,
         "chunked_prefill_tokens": asked.chunk,
         "weights_bytes": engine.weights,
+        "experts_bytes": engine.experts,
         "cache_bytes": engine.cache,
         "graphs_bytes": engine.graphs,
         "workspace_bytes": engine.workspace,
@@ -359,8 +380,8 @@ def _wrapped(label: str, text: str) -> list[str]:
 def _head(request: Request, plan: Plan) -> Iterator[str]:
     split, batch, machines, lengths = request.split, request.batch, request.machines, request.batch.lengths
     models = "; ".join(
-        f"{role} {name}, {count:,} parameters"
-        for role, (name, count) in zip(("policy", "memory"), plan.parameters.items(), strict=False)
+        f"{role} {network.name}, {_parameters(network)}"
+        for role, network in zip(("policy", "memory"), request.networks, strict=False)
     )
     yield from _wrapped("run", f"{plan.name}: {models}, {8 * request.width}-bit weights")
     where = f"{plan.world} CPU rank(s)"
@@ -374,7 +395,9 @@ def _head(request: Request, plan: Plan) -> Iterator[str]:
         "layout",
         f"{where}; policy dp {split.dp} x tp {split.tp} x pp {split.pp}"
         + (f" (vpp {split.vpp})" if split.vpp > 1 else "")
-        + f" x cp {split.cp}, recompute {split.recompute}{modules}, offload {_offload(request)}"
+        + f" x cp {split.cp}"
+        + (f", ep {split.ep} x etp {split.etp}" if request.policy.architecture.experts else "")
+        + f", recompute {split.recompute}{modules}, offload {_offload(request)}"
         + ("; the optimizer's state on the host" if request.optimizer_on_host else "")
         + ("; logits by chunks" if split.head == "chunked" else ""),
     )
@@ -390,11 +413,35 @@ def _head(request: Request, plan: Plan) -> Iterator[str]:
         targets = ", ".join(request.lora.targets)
         yield from _wrapped("lora", f"rank {request.lora.rank}, alpha {request.lora.alpha:g} on {targets}")
     yield from _windows(request)
+    yield from _experts(request)
     names = " and ".join(request.passes.before)
     extra = f"passes before the update for {names} log-probs" if names else "no pass before the update"
     yield from _wrapped("recipe", f"{', '.join(request.passes.methods)}; {extra}")
     yield from _wrapped(
         "checked", f"Megatron's own model of every stage ({split.pp}), built without memory: the same parameters"
+    )
+
+
+def _parameters(network: Network) -> str:
+    arch = network.architecture
+    active = f" ({arch.active_parameter_count():,} active)" if arch.experts else ""
+    return f"{arch.parameter_count():,} parameters{active}"
+
+
+def _experts(request: Request) -> Iterator[str]:
+    """Yield how a mixture of experts is spread, and what is assumed of it."""
+    experts, layout, asked = request.policy.architecture.experts, request.layout, request.split.experts
+    if experts is None:
+        return
+    held = f"{experts.count // layout.ep} (ep {layout.ep} x etp {layout.etp})"
+    balance = f"balance loss {asked.balance_loss}" if asked.balance_loss else "no balance loss"
+    replay = ", routes of engines are replayed" if asked.replay else ""
+    yield from _wrapped(
+        "experts",
+        f"{experts.count} a layer, {experts.per_token} for each token; a rank holds {held}, and "
+        f"{layout.expert_shards - 1} other rank(s) the same; dispatcher {asked.dispatcher}, {balance}{replay}. "
+        "Assumed: every expert gets as many tokens, and experts' products reach "
+        f"{request.rates.grouped:.0%} of dense ones' rate",
     )
 
 
@@ -469,9 +516,10 @@ def _rows(request: Request, plan: Plan, unit: tuple[float, str]) -> list[tuple[s
 
     on_gpu, reference, memory = request.machines.gpu is not None, request.passes.reference, request.memory is not None
     asleep = plan.engine.asleep if plan.engine is not None else 0
-    first, asked = plan.stages[0], request.split.recompute
+    first, asked, experts = plan.stages[0], request.split.recompute, request.policy.architecture.experts is not None
     rows: list[tuple[bool, str, _Cell]] = [
         (True, "parameters of the policy", count("parameters")),
+        (experts, "of them experts'", count("experts")),
         (request.lora is not None, "of them trained (adapters)", count("trained")),
         *((True, name, size(name)) for name in ("weights", "gradients", "optimizer")),
         (reference and on_gpu, "reference, on the host", size("reference_on_host")),
@@ -485,6 +533,7 @@ def _rows(request: Request, plan: Plan, unit: tuple[float, str]) -> list[tuple[s
             for by in first.activations_by
         ),
         (True, "logits head", size("logits")),
+        (experts, "one layer's tokens to experts and back", size("dispatch")),
         (memory, "the memory network's step instead", size("memory_step")),
         (on_gpu, "CUDA, NCCL, fragmentation (assumed)", size("reserved")),
         (_colocated_on_gpus(request), "a sleeping engine's graphs and context", lambda _: f"{asleep / unit[0]:.1f}"),
@@ -514,13 +563,15 @@ def _engine(request: Request, plan: Plan, engine: EngineMemory, unit: tuple[floa
     placed = "beside the policy" if request.engines.colocated else "on GPUs of their own"
     where = "a GPU" if request.machines.gpu else "a rank"
     both = " (policy and memory network)" if request.memory else ""
-    parts = [f"weights {engine.weights / scale:.1f} {name}{both}", f"cache {engine.cache / scale:.1f} {name}"]
+    mixed = f" (of experts {engine.experts / scale:.1f} {name})" if engine.experts else ""
+    parts = [f"weights {engine.weights / scale:.1f} {name}{both}{mixed}", f"cache {engine.cache / scale:.1f} {name}"]
     if request.machines.gpu:
         parts += [f"CUDA graphs {engine.graphs / scale:.1f} {name}", f"workspace {engine.workspace / scale:.1f} {name}"]
         parts.append(f"its process {engine.context / scale:.1f} {name} (CUDA context and NCCL, assumed)")
     by_hand = request.engines.external
     placed += f", {by_hand} more by hand elsewhere" if by_hand else ""
-    yield from _wrapped("engines", f"{engine.count} x tp {engine.tp} {placed}; of {where}: {', '.join(parts)}")
+    size = f"tp {engine.tp}" + (f" (ep_size {request.engines.ep})" if request.engines.ep > 1 else "")
+    yield from _wrapped("engines", f"{engine.count} x {size} {placed}; of {where}: {', '.join(parts)}")
     if engine.fraction is not None:
         asked = request.engines.memory_fraction
         said = "" if asked is not None else ", SGLang's default (its prefill graphs are left out)"
@@ -590,6 +641,8 @@ def _transport(plan: Plan) -> Iterator[str]:
     )
     if sent.seconds is not None:
         text += f"; {sent.seconds:.2f} of the driver's seconds at {NETWORK / 1e9:g} GB/s between nodes (assumed)"
+    if sent.route:
+        text += f"; {sent.route} a token more for its route (policy.experts.replay), {_size(sent.routes)} in the driver"
     yield from _wrapped("transport", f"{text}; Ray's object store takes up to {_size(sent.store)} of a node's memory")
 
 
@@ -597,6 +650,9 @@ def _checkpoint(request: Request, plan: Plan) -> Iterator[str]:
     text = f"{_size(plan.checkpoint.size)} on disk"
     if request.machines.gpu is not None:
         text += f", {plan.checkpoint.seconds:.0f} s at {request.rates.disk / 1e9:g} GB/s"
+    if plan.checkpoint.exported:
+        text += f", and {_size(plan.checkpoint.exported)} of a Hugging Face copy"
+        text += f", {plan.checkpoint.exporting:.0f} s" if request.machines.gpu is not None else ""
     if plan.host:
         text += f"; a node's host memory holds {plan.host / 1e9:.0f} GB of what is offloaded"
     yield from _wrapped("checkpoint", text)

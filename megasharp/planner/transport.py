@@ -2,7 +2,8 @@
 
 Each data-parallel rank gets its share once a step. Where log-probs are computed before the update, the share stays on
 its ranks, and the update is sent what may have changed since: advantages and masks. With `rollout.overlap_annotation` a
-response is sent twice: in a piece, for its log-probs, and in its share, together with these.
+response is sent twice: in a piece, for its log-probs, and in its share, together with these. Where routing is replayed,
+every packed token has its route with it.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from megasharp.common.records import ParallelLayout
+from megasharp.common.layout import ParallelLayout
 from megasharp.planner.formulas import Lengths
 from megasharp.planner.memory import Rows
+from megasharp.planner.mixtures import replay_bytes_per_token
 from megasharp.planner.records import Batch, Request, Transport
 
 # Of a token in a share (batching/share.py): its id; of a response's token also two log-probs (float32), and, where they
@@ -40,8 +42,9 @@ def transport(request: Request, rows: Rows) -> Transport | None:
     layout, batch, machines = request.layout, request.batch, request.machines
     if layout.world == 1:
         return None
-    responses = batch.sequences * batch.lengths.response
-    share, before = share_bytes(responses, rows.step - responses, batch.sequences), len(request.passes.before)
+    responses, route = batch.sequences * batch.lengths.response, route_bytes(request)
+    share = share_bytes(responses, rows.step - responses, batch.sequences, route)
+    before = len(request.passes.before)
     again = 0.0
     if before and request.engines is not None and request.engines.overlap_annotation:
         # Pieces have no advantages or masks yet.
@@ -53,7 +56,19 @@ def transport(request: Request, rows: Rows) -> Transport | None:
     seconds = None
     if machines.gpu is not None:
         seconds = step / layout.dp * (nodes[0] / COPY + sum(nodes[1:]) / NETWORK)
-    return Transport(step, math.ceil(step * max(nodes) / layout.dp), seconds, store_bytes(batch, layout))
+    return Transport(
+        step=step,
+        node=math.ceil(step * max(nodes) / layout.dp),
+        seconds=seconds,
+        store=store_bytes(batch, layout, route),
+        route=route,
+        routes=math.ceil(route * rows.step * (1 + batch.oversample)),
+    )
+
+
+def route_bytes(request: Request) -> int:
+    """Bytes of a token's route that are sent with it; 0 where routing is not replayed."""
+    return replay_bytes_per_token(request.policy.architecture) if request.split.experts.replay else 0
 
 
 def more_seconds(request: Request, rows: Rows) -> float:
@@ -62,12 +77,12 @@ def more_seconds(request: Request, rows: Rows) -> float:
     return 0.0 if found is None or found.seconds is None else max(0.0, found.seconds - FITTED_S)
 
 
-def share_bytes(responses: float, prompts: float, sequences: float) -> int:
-    """Bytes of shares of so many tokens of responses and of prompts, and so many responses."""
-    return round(RESPONSE_TOKEN * responses + PROMPT_TOKEN * prompts + _RESPONSE * sequences)
+def share_bytes(responses: float, prompts: float, sequences: float, route: int = 0) -> int:
+    """Bytes of shares of so many tokens of responses and of prompts, each with `route` bytes, and so many responses."""
+    return round((RESPONSE_TOKEN + route) * responses + (PROMPT_TOKEN + route) * prompts + _RESPONSE * sequences)
 
 
-def store_bytes(batch: Batch, layout: ParallelLayout) -> int:
+def store_bytes(batch: Batch, layout: ParallelLayout, route: int = 0) -> int:
     """Bytes that Ray's store needs on the driver's node, where every response is of the greatest length.
 
     It holds a step's shares and what changes in them, or results on their way back, or parts of streamed weights. What
@@ -76,7 +91,7 @@ def store_bytes(batch: Batch, layout: ParallelLayout) -> int:
     """
     lengths: Lengths = batch.lengths
     responses = batch.sequences * lengths.response_longest
-    shares = share_bytes(responses, batch.sequences * lengths.prompt_longest, batch.sequences)
+    shares = share_bytes(responses, batch.sequences * lengths.prompt_longest, batch.sequences, route)
     return math.ceil(_MARGIN * max(shares + (ADVANTAGE + _RESULT) * responses, _STREAM * layout.pp))
 
 

@@ -13,6 +13,7 @@ from megasharp.planner.records import (
     GPUS,
     Checkpoint,
     EngineMemory,
+    Gpu,
     Problem,
     Request,
     StageMemory,
@@ -20,7 +21,7 @@ from megasharp.planner.records import (
     range_text,
     span,
 )
-from megasharp.planner.seconds import first_token_seconds, longest_response_seconds
+from megasharp.planner.seconds import exchange_seconds, first_token_seconds, longest_response_seconds
 
 _MORE_CACHE = "raise rollout.sglang.mem_fraction_static or rollout.tp"
 _BUBBLE, _TIGHT, _SAVE_SECONDS = 0.10, 0.95, 60.0
@@ -43,6 +44,7 @@ def find_problems(
         *_lengths(request),
         *_memory(request, found, engine),
         *_engines(request, engine),
+        *_experts(request, found, rows),
         *_batch(request, rows, bubble),
         *_disk(request, save),
         *_limits(request, engine, times, save),
@@ -65,6 +67,11 @@ def limits_of_predictions(request: Request) -> Iterator[str]:
     elif gpu.name != "h100":
         taken = "" if gpu.name in GPUS else ", and this GPU is taken for an H200 with less or more memory"
         yield f"{gpu.name}: rates are shares of the H200's data sheet, fitted to published runs on H100s{taken}"
+    if any(network.architecture.experts for network in request.networks):
+        yield (
+            "mixtures of experts: rates are fitted to runs of dense models; that a layer waits for the rank whose "
+            "experts get the most tokens, and the host for their numbers, is not counted"
+        )
     if split.attention == "te":
         yield (
             "policy.attention=te: activations are counted as with fa2; Transformer Engine's attention keeps a shared "
@@ -220,6 +227,74 @@ def _engines(request: Request, engine: EngineMemory | None) -> Iterator[Problem]
             f"{engine.requests:.0f} responses come to an engine, {engine.at_once} at once: they are sampled in "
             f"{engine.requests / max(1, engine.at_once):.1f} waves, and the last wave waits for its longest response; "
             f"more at once: {_MORE_CACHE}, or raise rollout.sglang.max_running_requests where it is set"
+        )
+
+
+def _experts(request: Request, found: Sequence[StageMemory], rows: Rows) -> Iterator[Problem]:
+    arch, split, gpu = request.policy.architecture, request.split, request.machines.gpu
+    if arch.experts is None:
+        return
+    if split.etp > 1 and arch.experts.count % (split.ep * split.etp) == 0:
+        yield _warning(
+            f"policy.etp={split.etp} cuts experts of width {arch.experts.ffn}, and gathers each copy of a token over "
+            f"{split.etp} ranks; policy.ep={split.ep * split.etp} policy.etp=1 needs as much memory for weights"
+        )
+    yield from _expert_engines(request)
+    if gpu is not None:
+        if split.transformer_engine is False:
+            yield _warning(
+                f"policy.transformer_engine=false copies the weights of a rank's {arch.experts.count // split.ep} "
+                "experts side by side in every pass, for torch's grouped product; that is not predicted"
+            )
+        yield from _exchange(request, gpu, rows)
+        yield from _imbalance(gpu, found)
+
+
+def _expert_engines(request: Request) -> Iterator[Problem]:
+    """Yield what SGLang refuses: it cuts a layer's experts over ep_size, and each of them over the rest of tp."""
+    experts, engines = request.policy.architecture.experts, request.engines
+    if engines is None or experts is None:
+        return
+    if engines.tp % engines.ep:
+        yield _error(f"rollout.sglang.ep_size={engines.ep} does not divide rollout.tp={engines.tp}")
+    elif experts.count % engines.ep or experts.ffn % (engines.tp // engines.ep):
+        yield _error(
+            f"rollout.tp={engines.tp} with rollout.sglang.ep_size={engines.ep} does not divide {experts.count} experts "
+            f"of width {experts.ffn}"
+        )
+
+
+def _exchange(request: Request, gpu: Gpu, rows: Rows) -> Iterator[Problem]:
+    split, room = request.split, request.machines.gpus_per_node
+    ranks = split.ep * split.etp
+    if ranks == 1:
+        return
+    seconds, _ = exchange_seconds(request, gpu, rows, split.experts.dispatcher)
+    if ranks > room:
+        yield _warning(
+            f"policy.ep x etp = {ranks} crosses nodes of {room} GPUs: tokens go to their experts and back over the "
+            f"network, {seconds:.0f} s of a step; lower policy.ep and raise policy.pp or tp, or dp with "
+            "policy.optimizer_offload"
+        )
+    elif room % ranks:
+        yield _warning(
+            f"policy.ep x etp = {ranks} does not divide the {room} GPUs of a node; a group would cross nodes"
+        )
+    shorter = exchange_seconds(request, gpu, rows, "alltoall")[0]
+    if split.experts.dispatcher == "allgather" and shorter < seconds:
+        yield _warning(
+            f"policy.experts.dispatcher=allgather exchanges tokens for {seconds:.1f} s of a step, alltoall for "
+            f"{shorter:.1f} s"
+        )
+
+
+def _imbalance(gpu: Gpu, found: Sequence[StageMemory]) -> Iterator[Problem]:
+    stage = max(found, key=lambda one: one.totals[TRAINING] + one.by_routing)
+    total = stage.totals[TRAINING] + stage.by_routing
+    if stage.totals[TRAINING] <= gpu.memory < total:
+        yield _warning(
+            f"{TRAINING}, stage {stage.stage}: {total / 1e9:.1f} GB of {gpu.memory / 1e9:.0f} GB if a rank's experts "
+            "get twice as many tokens as others': lower policy.micro_batch_tokens, or set policy.recompute=selective"
         )
 
 

@@ -165,7 +165,8 @@ def continue_rollouts(
         useless = len(unfinished)
     if useless:
         say(
-            f"what the checkpoint has sampled of {useless} prompts was sampled for other prompts or seeds "
-            "(data.path, model.path, data.responses_per_prompt or seed has changed): they are sampled again"
+            f"what the checkpoint has sampled of {useless} prompts was sampled for other prompts or seeds, or without "
+            "experts (data.path, model.path, data.responses_per_prompt, seed or policy.experts.replay has changed): "
+            "they are sampled again"
         )
     return rollouts

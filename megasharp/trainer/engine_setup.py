@@ -22,7 +22,13 @@ from megasharp.rollout.sglang.client.external import (
 from megasharp.rollout.sglang.client.fleet import Fleet, FleetOptions, Sleeper
 from megasharp.rollout.step_request import Engine, PromptSource
 from megasharp.tasks.judge import Judge
-from megasharp.trainer.factories import Learners, make_async_rollouts, make_engine, make_rollouts
+from megasharp.trainer.factories import (
+    Learners,
+    make_async_rollouts,
+    make_engine,
+    make_rollouts,
+    recorded_routing,
+)
 from megasharp.trainer.loop import Phases, Rollouts, Sync
 from megasharp.trainer.placement import Placement
 from megasharp.trainer.rank_engines import EngineFolders, RankEngines
@@ -129,9 +135,10 @@ class RoundByRound:
 
 def serve_in_process(resolved: ResolvedRun) -> RoundByRound:
     """Make the engine in this process."""
-    memory = (resolved.memory.model.description, resolved.memory.window) if resolved.memory else ()
+    memory, window = (resolved.memory.model.description, resolved.memory.window) if resolved.memory else (None, None)
     device = sampling_device(device_of(resolved.config))
-    engine = make_engine(resolved.model.description, torch.float32, device, *memory)
+    records = recorded_routing(resolved) is not None
+    engine = make_engine(resolved.model.description, torch.float32, device, memory, window, records)
     return RoundByRound(resolved, engine, partial(InProcessSync, engine))
 
 
@@ -143,6 +150,7 @@ def serve_in_ranks(resolved: ResolvedRun, learners: Learners) -> RoundByRound:
         resolved.model.description.absolute(),
         memory.model.description.absolute() if memory else None,
         memory.window if memory else None,
+        recorded_routing(resolved) is not None,
     )
     engines = RankEngines(learners.policy, learners.memory, resolved.layout.dp, folders)
     return RoundByRound(resolved, engines, partial(InPlaceSync, engines))

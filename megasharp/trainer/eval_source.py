@@ -256,7 +256,7 @@ def evaluation_settings(config: RunConfig, where: str, folder: Path, logs: Path)
     count = engines_on_a_node(config, where, len(gpus))
     each = [gpus[engine * tp : (engine + 1) * tp] for engine in range(count)] if gpus else ()
     rollout = settings.rollout.model_copy(update={"engines": count})
-    return dataclasses.replace(settings, rollout=rollout, sleep=False, gpus=each)
+    return dataclasses.replace(settings, rollout=rollout, sleep=False, returns_experts=False, gpus=each)
 
 
 @dataclass(frozen=True, slots=True)

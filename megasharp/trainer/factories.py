@@ -11,7 +11,7 @@ import torch
 
 from megasharp.algos.base import Needs
 from megasharp.batching.packing import PackLayout, row_multiple
-from megasharp.common.records import SamplingParams, as_dtype
+from megasharp.common.records import Routing, SamplingParams, as_dtype
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.architecture import Architecture
 from megasharp.learner.learner import MEMORY, POLICY, LearnerSettings
@@ -48,11 +48,12 @@ def learner_settings(resolved: ResolvedRun) -> dict[str, LearnerSettings]:
         return {POLICY: policy}
     params, own = resolved.memory.params, config.policy.optimizer
     schedule = {"lr": params.rate(own.lr), "warmup_steps": params.warmup_steps, "decay": params.decay}
+    optimizer, experts = own.model_copy(update=schedule), config.policy.experts.model_copy(update={"replay": False})
     memory = dataclasses.replace(
         policy,
         folder=str(resolved.memory.model.path.absolute()),
-        # It is small, and trained whole.
-        policy=config.policy.model_copy(update={"optimizer": own.model_copy(update=schedule), "lora": None}),
+        # It is small, and trained whole. Engines record where the policy sends tokens, not where it would.
+        policy=config.policy.model_copy(update={"optimizer": optimizer, "lora": None, "experts": experts}),
         # Its own optimizer steps, however many the policy takes.
         total_steps=params.steps * max(0, config.steps - params.freeze_until),
         needs=Needs(),
@@ -71,12 +72,20 @@ def make_engine(
     device: torch.device,
     memory_folder: Path | None = None,
     memory_window: int | None = None,
+    records_experts: bool = False,
 ) -> InProcessEngine:
     """Make the in-process engine of a Hugging Face folder's architecture, with a memory network's beside it if given.
 
     It has no weights yet.
     """
-    return InProcessEngine(folder, dtype=dtype, device=device, memory_folder=memory_folder, memory_window=memory_window)
+    return InProcessEngine(
+        folder,
+        dtype=dtype,
+        device=device,
+        memory_folder=memory_folder,
+        memory_window=memory_window,
+        records_experts=records_experts,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +135,7 @@ def _group_maker(resolved: ResolvedRun, judge: Judge) -> GroupMaker:
             each.own_name: SourceLimits(each.max_response_tokens, each.responses_per_prompt) for each in config.data.mix
         },
         sizes=config.data.group_sizes,
+        needs_experts=recorded_routing(resolved) is not None,
     )
 
 
@@ -141,8 +151,21 @@ def sampling_params(config: RunConfig, stop_token_ids: tuple[int, ...]) -> Sampl
     )
 
 
-def pack_layout(resolved: ResolvedRun, architecture: Architecture, response_window: int | None = None) -> PackLayout:
-    """Return how a step is cut into micro-batches for a network of this architecture."""
+def recorded_routing(resolved: ResolvedRun) -> Routing | None:
+    """Return the sizes of the experts that engines record for the learner; None without routing replay."""
+    experts = resolved.architecture.experts
+    if experts is None or not resolved.config.policy.experts.replay:
+        return None
+    return Routing(resolved.architecture.num_layers, experts.per_token, experts.count)
+
+
+def pack_layout(
+    resolved: ResolvedRun,
+    architecture: Architecture,
+    response_window: int | None = None,
+    routing: Routing | None = None,
+) -> PackLayout:
+    """Return how a step is cut into micro-batches for a network of this architecture; `routing`: what it replays."""
     config = resolved.config
     return PackLayout(
         dp=resolved.layout.dp,
@@ -153,6 +176,7 @@ def pack_layout(resolved: ResolvedRun, architecture: Architecture, response_wind
         micro_batch_multiple=resolved.layout.micro_batch_multiple,
         flops=packing_flops(architecture, config.policy.head == "chunked", response_window),
         silent_apart=_silent_apart(resolved),
+        routing=routing,
     )
 
 
@@ -164,7 +188,8 @@ def _silent_apart(resolved: ResolvedRun) -> bool:
     config, layout = resolved.config, resolved.layout
     return (
         layout.dp > 1
-        and layout.pp == 1
+        and layout.pp == layout.ep == layout.etp == 1
+        and config.policy.experts.balance_loss == 0.0
         and device_of(config) == "cpu"
         and config.guard.engine_gap_filter is None
         and not any(recipe.penalises for recipe in resolved.recipes.all)

@@ -141,8 +141,15 @@ class Guards:
             f"the engine's log-probs are {gap:.3g} nats off the learner's on average (guard.engine_gap_stop is "
             f"{limit:g}), so what is sampled is not what is trained",
             "look at policy/engine_gap of the steps before in metrics.jsonl, then at sync.verify, sync.in_flight, "
-            "rollout.max_staleness, the model folder of the engines and the dtypes of both",
+            f"rollout.max_staleness, the model folder of the engines and the dtypes of both{about_experts(values)}",
         )
+
+
+def about_experts(values: Mapping[str, float]) -> str:
+    """Return the end of a sentence on the engine gap: where a mixture of experts may have it from, too."""
+    if "experts/load_max" not in values or "experts/moved" in values:
+        return ""
+    return ", and set policy.experts.replay: engines may send tokens to other experts than the learner"
 
 
 def too_far(batch: StepBatch, limit: float) -> tuple[set[int], Metrics]:

@@ -11,7 +11,6 @@ import dataclasses
 import json
 import os
 import pickle
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,7 +20,8 @@ from typing import TYPE_CHECKING, Self
 
 from megasharp.algos.base import OldLogp
 from megasharp.common.errors import NotAtHand, RunFailed, UserError
-from megasharp.common.records import ParallelLayout, as_dtype
+from megasharp.common.layout import ParallelLayout
+from megasharp.common.records import as_dtype
 from megasharp.config.core import PRESETS, find
 from megasharp.config.hub import cached_model, is_hub_id, model_place
 from megasharp.config.run_config import RunConfig
@@ -30,6 +30,7 @@ from megasharp.convert.model_folder import CONFIG_FILE, model_folder
 from megasharp.evals.keeping import expected_bytes
 from megasharp.planner.formulas import Lengths
 from megasharp.planner.memory import stages
+from megasharp.planner.mixtures import replay_bytes_per_token
 from megasharp.planner.records import (
     DEFAULT,
     Batch,
@@ -170,7 +171,7 @@ def ask(config: RunConfig, where: str, options: Options, *, fill: bool = True) -
         network = needs.memory.network
         memory, its_notes = _network(memory_path(network.path), network.revision, where)
         notes += its_notes
-        _check_cut(config, memory)
+        _check_cut(config, memory, of_policy=False)
         if memory.architecture.vocab != policy.architecture.vocab:
             raise UserError(
                 f"{where}: the memory network {memory.name} has a vocabulary of {memory.architecture.vocab} tokens, "
@@ -178,6 +179,8 @@ def ask(config: RunConfig, where: str, options: Options, *, fill: bool = True) -
             )
     config, changed = _fill_nodes(config, where, options) if fill else (_on_nodes(config, options), [])
     notes += changed
+    if fill:
+        policy.architecture.check_layout(config.policy.layout)
     check_precision_keys(config, policy.architecture, where)
     check_engine_keys(config, where)
     if config.data.stages:
@@ -213,10 +216,7 @@ def _network(path: str, revision: str | None, where: str) -> tuple[Network, list
             try:
                 folder = model_place(path, revision, weights=False)
             except NotAtHand as absent:
-                # Qwen's names say how many billions of a mixture's parameters are active: 30B-A3B.
-                experts = re.search(r"-A\d+(\.\d+)?B\b", path) is not None
-                note = "a mixture of experts by its name, and only dense models are supported; " if experts else ""
-                raise NotAtHand(f"{where}: {note}{absent}; configs/model has none of that name: {known}") from None
+                raise NotAtHand(f"{where}: {absent}; configs/model has none of that name: {known}") from None
     if not (folder / CONFIG_FILE).is_file():
         folder = shipped
         notes.append(f"{path} is not a folder here: its sizes are those of configs/model/{folder.name}")
@@ -228,10 +228,14 @@ def _network(path: str, revision: str | None, where: str) -> tuple[Network, list
     return Network(Path(path).name, family, architecture), notes
 
 
-def _check_cut(config: RunConfig, network: Network) -> None:
-    """Refuse a layout that cannot cut this model, before nodes are filled: more GPUs would not help."""
-    policy, architecture = config.policy, network.architecture
-    architecture.check_parallel(policy.tp, policy.pp, vpp=policy.vpp)
+def _check_cut(config: RunConfig, network: Network, *, of_policy: bool = True) -> None:
+    """Refuse a layout that cannot cut this model, before nodes are filled: more GPUs would not help.
+
+    A dense memory network has no part in the layout of the policy's experts.
+    """
+    architecture, policy = network.architecture, config.policy
+    ep, etp = (policy.ep, policy.etp) if of_policy or architecture.experts else (1, 1)
+    architecture.check_parallel(policy.tp, policy.pp, vpp=policy.vpp, ep=ep, etp=etp)
     if config.rollout.engine == "sglang":
         architecture.check_parallel(config.rollout.tp, 1, "rollout.")
 
@@ -340,9 +344,11 @@ def _batch(config: RunConfig, mean: float) -> Batch:
 
 def ray_store_bytes(config: RunConfig) -> int:
     """Return the bytes that Ray's object store needs on a node for this run's batches and streamed weights."""
-    policy = config.policy
-    layout = ParallelLayout(policy.dp, policy.tp, policy.pp, policy.cp, policy.vpp)
-    return store_bytes(_batch(config, config.data.largest_response), layout)
+    route = 0
+    if config.policy.experts.replay:
+        network, _ = _network(config.model.path, config.model.revision, config.name)
+        route = replay_bytes_per_token(network.architecture)
+    return store_bytes(_batch(config, config.data.largest_response), config.policy.layout, route)
 
 
 def _limits(config: RunConfig) -> Limits:
@@ -420,6 +426,7 @@ def _engines(config: RunConfig, where: str) -> Engines | None:
         most_requests=number("max_running_requests"),
         pool_tokens=number("max_total_tokens"),
         chunk=number("chunked_prefill_size"),
+        ep=number("ep_size") or 1,
         overlap_annotation=rollout.overlap_annotation,
     )
 
@@ -444,7 +451,8 @@ def described_without(config: RunConfig, where: str, absent: UserError) -> list[
     architecture, split = asked.request.policy.architecture, asked.request.split
     return [
         f"model      {architecture.family}, {architecture.parameter_count():,} parameters",
-        f"policy     dp {split.dp} x tp {split.tp} x pp {split.pp} x cp {split.cp}",
+        f"policy     dp {split.dp} x tp {split.tp} x pp {split.pp} x cp {split.cp}"
+        + (f", experts ep {split.ep} x etp {split.etp}" if architecture.experts else ""),
         *engine_python.described(config),
         *(f"note       {note}" for note in (*asked.notes, *environment_notes(config, asked.request.layout))),
         *(f"limit      {text}" for text in limits_that_bite(config, where)),

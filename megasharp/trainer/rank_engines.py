@@ -59,23 +59,28 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class EngineFolders:
-    """Folders of the networks' architectures, and the window of the memory network."""
+    """Folders of the networks' architectures, the window of the memory network, and whether experts are recorded."""
 
     policy: Path
     memory: Path | None = None
     memory_window: int | None = None
+    records_experts: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
     """A share's completions, one behind the other: `tensors` over all tokens, by the name of a completion's field.
 
-    `lengths_S` int64 and `stopped_S` bool: each one's number of tokens, and whether a stop token ended it.
+    `lengths_S` int64 and `stopped_S` bool: each one's number of tokens, and whether a stop token ended it. `experts`
+    are over all tokens that were read, prompts included, of which each has `read_S` (int64); both None where nobody
+    recorded them.
     """
 
     tensors: Mapping[str, Tensor]
     lengths_S: Tensor
     stopped_S: Tensor
+    experts: Tensor | None = None
+    read_S: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,6 +108,7 @@ def open_engine(part: RankLearner, folders: EngineFolders) -> None:
         device=part.device,
         memory_folder=folders.memory,
         memory_window=folders.memory_window,
+        records_experts=folders.records_experts,
     )
 
 
@@ -168,11 +174,14 @@ def to_whole(ended: Sequence[Ended]) -> list[Whole]:
 
 
 def to_columns(completions: Sequence[Completion], named: Sequence[str]) -> Columns:
-    """Lay completions, at least one, behind each other; all have these tensors."""
+    """Lay completions, at least one, behind each other; all have these tensors, and all have experts or none has."""
+    experts = [completion.experts for completion in completions if completion.experts is not None]
     return Columns(
         {name: torch.cat([getattr(completion, name) for completion in completions]) for name in named},
         torch.tensor([completion.tokens.numel() for completion in completions]),
         torch.tensor([completion.finish_reason is FinishReason.STOP for completion in completions]),
+        torch.cat(experts) if experts else None,
+        torch.tensor([each.shape[0] for each in experts]) if experts else None,
     )
 
 
@@ -185,14 +194,19 @@ def from_columns(columns: Columns, seeds: Sequence[int], version: int) -> list[C
     missing = dict.fromkeys(_COLUMNS, [None] * len(lengths))
     parts = missing | {name: torch.split(tensor, lengths) for name, tensor in columns.tensors.items()}
     rows = zip(*(parts[name] for name in _COLUMNS), strict=True)
+    experts: Sequence[Tensor | None] = [None] * len(lengths)
+    if columns.experts is not None and columns.read_S is not None:
+        experts = torch.split(columns.experts, columns.read_S.tolist())
+    stopped = columns.stopped_S.tolist()
     return [
         Completion(
             **dict(zip(_COLUMNS, row, strict=True)),
             version_spans=(VersionSpan(version, 0, length),),
-            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+            finish_reason=FinishReason.STOP if has_stopped else FinishReason.LENGTH,
             seed=seed,
+            experts=routed,
         )
-        for row, length, stopped, seed in zip(rows, lengths, columns.stopped_S.tolist(), seeds, strict=True)
+        for row, routed, length, has_stopped, seed in zip(rows, experts, lengths, stopped, seeds, strict=True)
     ]
 
 

@@ -31,7 +31,7 @@ from megasharp.trainer import loop
 from megasharp.trainer.assembly import Assembly, assemble
 from megasharp.trainer.checkpoints import Checkpoints, ReplicaCheck, Saver
 from megasharp.trainer.evaluator import Evaluator
-from megasharp.trainer.factories import pack_layout
+from megasharp.trainer.factories import pack_layout, recorded_routing
 from megasharp.trainer.guards import Guards
 from megasharp.trainer.placement import check_placement
 from megasharp.trainer.resolve.devices import limit_threads
@@ -279,7 +279,7 @@ class _Run:
             rollouts=self.parts.rollouts,
             recipes=self.resolved.recipes,
             control=self.control,
-            layout=pack_layout(self.resolved, self.resolved.architecture),
+            layout=pack_layout(self.resolved, self.resolved.architecture, routing=recorded_routing(self.resolved)),
             learner=self.parts.learners.policy,
             memory=self.parts.learners.memory,
             sync=self.parts.sync,

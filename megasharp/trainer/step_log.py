@@ -21,6 +21,7 @@ from megasharp.metrics.response_table import TableRetention, TokenColumns, write
 from megasharp.metrics.trackers.watch import Trackers
 from megasharp.metrics.writers import MetricLog
 from megasharp.rollout.tally import lost_responses
+from megasharp.trainer.guards import about_experts
 from megasharp.trainer.reward_judge import RewardJudge
 
 ENGINE_GAP = "policy/engine_gap"
@@ -146,7 +147,7 @@ class StepLog:
             self.note(
                 f"step {step}: the engine's log-probs are {gap:.3g} nats off the learner's on average "
                 f"(guard.engine_gap is {limit:g}): it samples another policy than the one that is trained; look at "
-                "sync.verify, sync.in_flight, rollout.max_staleness and the dtypes of both"
+                f"sync.verify, sync.in_flight, rollout.max_staleness and the dtypes of both{about_experts(row)}"
             )
         self._progress.update(StepLine(step, row.get("reward/mean", 0.0), row["rollout/tokens_per_second"]))
 

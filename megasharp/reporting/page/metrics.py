@@ -56,6 +56,7 @@ _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("Groups", (r"group/solved_\w+", r"group/uniform", r"group/dropped")),
     ("Update", (r"policy/(loss|grad_norm|learning_rate|kl_old|kl_ref|ratio|skipped)",)),
+    ("Experts", (r"experts/\w+",)),
     ("Response lengths", (r"rollout/length_mean", r"responses/lengths", r"rollout/truncated")),
     (
         "Turns with an environment",
@@ -73,7 +74,8 @@ _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("GPUs (NVML)", (r"gpu/.+",)),
 )
-_NOT_FIGURES = ("step", "time")
+# A mixture's layers would be dozens of figures; `experts/load_max` is of the one that is most uneven.
+_NOT_FIGURES = re.compile(r"step|time|experts/load_max_\d+")
 # The figure that has several curves of a run: the page draws means dark and percentiles pale, what is discarded dashed.
 _LENGTHS = "responses/lengths"
 _OF_LENGTHS = {
@@ -89,7 +91,7 @@ def figures(runs: Sequence[RunHistory], results: Results) -> list[Figure]:
     """Make the figures that some run has, in the order of the sections; evaluations with their intervals."""
     tables = (table for run in runs for table in (*run.rows, *run.evaluations.values()))
     names = dict.fromkeys(_LENGTHS if name in _OF_LENGTHS else name for table in tables for name in table)
-    placed = sorted((_place(name), name) for name in names if name not in _NOT_FIGURES)
+    placed = sorted((_place(name), name) for name in names if not _NOT_FIGURES.fullmatch(name))
     made = []
     for (section, *_), name in placed:
         curves = _OF_LENGTHS if name == _LENGTHS else {name: ""}

@@ -244,4 +244,5 @@ def fleet_settings(
         dtype=config.model.dtype,
         deterministic=config.deterministic,
         sleep=config.cluster.placement == "colocated",
+        returns_experts=config.policy.experts.replay,
     )

@@ -6,7 +6,7 @@ Refusals that need no other file follow: of collection, determinism, sampling, a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from megasharp.algos.dlc import MemoryParams
 from megasharp.algos.recipe import RecipeSchedule
 from megasharp.cluster.ray_runtime.slot_layout import Layout
 from megasharp.common.errors import UserError
-from megasharp.common.records import ParallelLayout
+from megasharp.common.layout import ParallelLayout
 from megasharp.config.rollout import RolloutConfig
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.architecture import Architecture
@@ -42,6 +42,7 @@ from megasharp.trainer.resolve.engine_settings import (
     longest,
     longest_keys,
 )
+from megasharp.trainer.resolve.experts_choice import check_experts
 from megasharp.trainer.resolve.models import (
     DATA_KEY,
     MEMORY_KEY,
@@ -163,7 +164,7 @@ def check(
         recipes=recipes,
         prompts=prompts.within(config.data.max_prompt_tokens, architecture.max_positions),
         suites=suites,
-        layout=ParallelLayout(policy.dp, policy.tp, policy.pp, policy.cp, policy.vpp),
+        layout=policy.layout,
         memory=memory,
         cluster_layout=cluster_layout(config) if config.cluster.backend == "ray" else None,
         derived=tuple(clauses),
@@ -226,7 +227,7 @@ def check_deterministic(config: RunConfig, where: str) -> None:
 
 def _check_policy(config: RunConfig, architecture: Architecture, needs: Needs, where: str) -> None:
     """Refuse what the model that is trained cannot do, as far as that shows without Megatron's own model."""
-    architecture.check_parallel(config.policy.tp, config.policy.pp, vpp=config.policy.vpp)
+    architecture.check_layout(config.policy.layout)
     _check_length(config, architecture, where)
     check_precision(config, architecture, where)
     if config.policy.megatron:
@@ -251,7 +252,8 @@ def _open_memory(
         return None
     network, commit = need.network, commits.get(MEMORY_KEY)
     model, architecture = open_memory(network.path, network.start == "cold", network.revision, commit, weights)
-    architecture.check_parallel(config.policy.tp, config.policy.pp, vpp=config.policy.vpp)
+    layout = config.policy.layout
+    architecture.check_layout(layout if architecture.experts else replace(layout, ep=1, etp=1))
     _check_length(config, architecture, where)
     if architecture.vocab != policy.vocab:
         raise UserError(
@@ -319,6 +321,7 @@ def check_precision_keys(config: RunConfig, architecture: Architecture, where: s
     if policy.recompute == "selective" and not policy.recompute_modules:
         raise UserError(f"{where}: policy.recompute_modules is empty; name one, or set policy.recompute=none")
     check_attention(config, architecture, where, here=False)
+    check_experts(config, architecture, where)
     if policy.fp8 is not None:
         _check_fp8(config, architecture, f"{where}: policy.fp8={policy.fp8}")
     elif policy.transformer_engine is True and device_of(config) != "cuda":
@@ -348,11 +351,13 @@ def _check_fp8(config: RunConfig, architecture: Architecture, key: str) -> None:
     if device_of(config) != "cuda":
         raise UserError(f"{key} needs a GPU (Hopper or later); leave it null on a CPU")
     joined = architecture.query_size + 2 * architecture.kv_size
-    sizes = {"hidden": architecture.hidden, "query, key and value": joined, "ffn": architecture.ffn}
-    for name, size in sizes.items():
-        if size % (policy.tp * _FP8_MULTIPLE):
+    experts = architecture.experts
+    ffn = ("ffn", architecture.ffn, "tp") if experts is None else ("experts' ffn", experts.ffn, "etp")
+    for name, size, cut in (("hidden", architecture.hidden, "tp"), ("query, key and value", joined, "tp"), ffn):
+        parts = getattr(policy, cut)
+        if size % (parts * _FP8_MULTIPLE):
             model = architecture.folder or config.model.path
             raise UserError(
-                f"{key}: the {name} size {size} of {model} over tp {policy.tp} is no multiple of {_FP8_MULTIPLE}; "
-                "lower policy.tp or leave policy.fp8 null"
+                f"{key}: the {name} size {size} of {model} over {cut} {parts} is no multiple of {_FP8_MULTIPLE}; "
+                f"lower policy.{cut} or leave policy.fp8 null"
             )

@@ -6,7 +6,7 @@ import os
 from statistics import median
 
 from megasharp.common.group_environment import OVERRULING, QUEUES, compute_capability, out_of_order, overruled
-from megasharp.common.records import ParallelLayout
+from megasharp.common.layout import ParallelLayout
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.lora import trained_parameters
 from megasharp.planner.memory import run_text, runs_of_layers

@@ -43,6 +43,20 @@ PUBLISHED = {
     "llama-3.2-3b-instruct": 3_212_749_824,
     "llama-3.1-8b-instruct": 8_030_261_248,
     "ministral-8b-instruct-2410": 8_019_808_256,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-30b-a3b-base": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "mixtral-8x7b-v0.1": 46_702_792_704,
+    "olmo-2-0425-1b": 1_484_916_736,
+    "olmo-2-1124-7b": 7_298_617_344,
+    "olmo-2-1124-13b": 13_716_198_400,
+    "olmo-2-0325-32b": 32_234_279_936,
+}
+# Billions in all and of a token's path, as model cards round them.
+CARDS = {
+    "qwen3-30b-a3b": (30.5, 3.3),
+    "qwen3-235b-a22b": (235, 22),
+    "mixtral-8x7b-v0.1": (46.7, 12.9),
 }
 
 
@@ -53,6 +67,13 @@ def model(name: str) -> Architecture:
 def test_shipped_configs_have_the_published_parameters() -> None:
     shipped = {folder.parent.name for folder in MODELS.glob("*/config.json")}
     assert {name: model(name).parameter_count() for name in shipped} == PUBLISHED
+
+
+@each_case("name", CARDS)
+def test_mixtures_have_the_published_parameters_in_all_and_active(name: str) -> None:
+    arch, (whole, active) = model(name), CARDS[name]
+    assert arch.parameter_count() / 1e9 == pytest.approx(whole, rel=2e-3)
+    assert arch.active_parameter_count() / 1e9 == pytest.approx(active, rel=0.02)
 
 
 @each_case(("shards", "expected"), [(1, 18.0), (2, 12.0), (4, 9.0), (8, 7.5)])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from megasharp.cluster.ray_runtime.slot_layout import NodeCapacity, small_stores
-from megasharp.common.records import ParallelLayout
+from megasharp.common.layout import ParallelLayout
+from megasharp.common.records import Routing
 from megasharp.planner.formulas import Lengths
 from megasharp.planner.records import Batch
 from megasharp.planner.transport import _places, store_bytes
@@ -32,6 +33,10 @@ def test_a_store_has_room_for_a_step_of_full_length() -> None:
     batch = Batch(64, 8, 1, 0.0, Lengths(512, 1024, 4096, 8192))
     tokens, prompts = 512 * 8192, 512 * 1024
     assert store_bytes(batch, ParallelLayout(dp=4)) == pytest.approx(1.25 * (42 * tokens + 4 * prompts), rel=0.001)
+    # With routing replay, of 48 layers with 8 experts a token.
+    routed = store_bytes(batch, ParallelLayout(dp=4), Routing(48, 8, 128).bytes_per_token)
+    assert routed == pytest.approx(1.25 * ((384 + 42) * tokens + (384 + 4) * prompts), rel=0.001)
+    assert Routing(48, 8, 257).bytes_per_token == 2 * 384
     small = Batch(1, 1, 1, 0.0, Lengths(8, 16, 8, 16))
     assert store_bytes(small, ParallelLayout(pp=4)) == 1.25 * 4 * 3 * (32 << 20)
 

@@ -203,7 +203,8 @@ def test_what_engines_are_started_with(tmp_path: Path) -> None:
     assert settings.rollout == run.rollout
     assert (settings.device, settings.dtype) == ("cpu", "float32")
     assert settings.deterministic and settings.sleep
-    assert not fleet_settings(config(FLEET, APART), model, None, tmp_path).sleep
+    apart = fleet_settings(config(FLEET, APART, "policy.experts.replay=true"), model, None, tmp_path)
+    assert not apart.sleep and apart.returns_experts and not settings.returns_experts
 
 
 def test_engines_beside_a_cold_memory_network_start_without_its_weights(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_real_model_that_differs_from_the_table_is_an_error() -> None:
         compare([[5, 7]], [[5, 6]])
 
 
-@each_case("name", ["qwen2.5-32b-casp", "qwen3-32b-dlc"])
+@each_case("name", ["qwen2.5-32b-casp", "qwen3-32b-dlc", "qwen3-30b-a3b"])
 def test_examples_show_the_plan_of_their_run(name: str) -> None:
     """Regenerate with `megasharp plan examples/NAME/run.yaml > examples/NAME/plan.txt`."""
     file = EXAMPLES / name / "run.yaml"
@@ -178,8 +178,6 @@ def test_unknown_models_and_gpus_are_named(tmp_path: Path) -> None:
         UserError, match=r"run.yaml: Nobody/None-1b is no folder .* configs/model has none of that name"
     ):
         asked(tmp_path, "qwen3-32b", "model.path=Nobody/None-1b")
-    with pytest.raises(UserError, match=r"run.yaml: a mixture of experts by its name, and only dense models are supp"):
-        asked(tmp_path, "qwen3-32b", "model.path=Qwen/Qwen3-30B-A3B-Base")
     with pytest.raises(UserError, match="--gpu h300: give one of h200, h100, b200, or its memory in MiB"):
         asked(tmp_path, "qwen3-32b", options=Options(gpu="h300"))
     assert planned(tmp_path, "qwen3-32b", options=Options(gpu="81559")).gpu_memory == 81559 * 2**20
@@ -439,8 +437,8 @@ def test_a_layout_that_cuts_no_model_is_told_before_nodes_are_filled(tmp_path: P
         asked(tmp_path, "qwen3-32b", "policy.pp=2", options=Options(nodes=3))
 
 
-# Of other families than those that are built: a mixture of experts, and one whose sizes were not looked up.
-NOT_KNOWN = {"Qwen/Qwen3-30B-A3B-Base", "deepseek-ai/DeepSeek-Prover-V1.5-SFT"}
+# Its sizes were not looked up.
+NOT_KNOWN = {"deepseek-ai/DeepSeek-Prover-V1.5-SFT"}
 
 
 def test_every_model_of_a_paper_is_known_or_listed_as_not() -> None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from megasharp.cli.main import app
 from megasharp.common.errors import RunFailed, UserError
-from megasharp.common.records import ParallelLayout
+from megasharp.common.layout import ParallelLayout
 from megasharp.config.run_config import load_run
 from megasharp.convert.hf_folder import read_config
 from megasharp.planner.records import GPUS, Rates, Request, range_text
@@ -44,7 +44,7 @@ def test_the_command_checks_the_real_model_and_prints_json(tmp_path: Path) -> No
     assert tree["problems"][0]["level"] == "error"
     assert tree["layout"] == {
         **dict.fromkeys(("dp", "pp"), 2),
-        **dict.fromkeys(("vpp", "cp"), 1),
+        **dict.fromkeys(("vpp", "cp", "ep", "etp"), 1),
         "tp": 8,
         "ranks": 32,
         "micro_batch_tokens": 20480,
@@ -70,6 +70,7 @@ def test_the_command_checks_the_real_model_and_prints_json(tmp_path: Path) -> No
         "memory_bandwidth_share": Rates().bandwidth,
         "engine_layer_seconds": Rates().layer_s,
         "link_bandwidth_share": 0.8,
+        "grouped_product_share": Rates().grouped,
         "sync_bytes_per_second": Rates().sync,
         "driver_seconds": Rates().driver_s,
         "disk_bytes_per_second": 5e9,
@@ -134,11 +135,14 @@ def shown(value: float) -> set[str]:
 WORDS = {"1", "2", "5"}
 
 
-@each_case("name", ["qwen2.5-32b-casp", "qwen3-32b-dlc", "quickstart"])
+@each_case("name", ["qwen2.5-32b-casp", "qwen3-32b-dlc", "qwen3-30b-a3b", "quickstart"])
 def test_every_number_of_the_text_is_in_the_json(name: str) -> None:
     file = EXAMPLES / name / "run.yaml"
-    overrides = ["policy.lora={rank: 16, alpha: 48, targets: [qkv]}", "policy.pp=4", "policy.dp=1"]
-    question = ask(load_run(file, overrides if name == "qwen3-32b-dlc" else []), str(file), Options())
+    overrides = {
+        "qwen3-32b-dlc": ["policy.lora={rank: 16, alpha: 48, targets: [qkv]}", "policy.pp=4", "policy.dp=1"],
+        "qwen3-30b-a3b": ["policy.experts={replay: true, balance_loss: 0.001}", "checkpoint.export_hf=true"],
+    }
+    question = ask(load_run(file, overrides.get(name, [])), str(file), Options())
     numbers_are_there(question.request, question.notes)
 
 
