@@ -16,15 +16,14 @@ from tests.unit.families import new_model
 
 
 @pytest.mark.long("ranks")
-@pytest.mark.parametrize("tied", [True, False])
-def test_peft_finds_the_base_and_makes_the_merged_exports_logits(tmp_path: Path, tied: bool) -> None:
+@pytest.mark.parametrize(("family", "tied"), [("qwen2", True), ("qwen2", False), ("olmo2", False)])
+def test_peft_finds_the_base_and_makes_the_merged_exports_logits(tmp_path: Path, family: str, tied: bool) -> None:
     # Of no concern to who collects the other tests.
     from peft import AutoPeftModelForCausalLM
 
     torch.manual_seed(0)
-    new_model("qwen2", {**SIZES, "initializer_range": 0.2, "tie_word_embeddings": tied}, head_dim=6).save_pretrained(
-        tmp_path / "base"
-    )
+    sizes = {**SIZES, "initializer_range": 0.2, "tie_word_embeddings": tied}
+    new_model(family, sizes, head_dim=6).save_pretrained(tmp_path / "base")
     save_adapted(tmp_path / "base", tmp_path / "checkpoint", scale=0.3)
     megatron_to_hf(tmp_path / "checkpoint", tmp_path / "exported")
     megatron_to_peft(tmp_path / "checkpoint", tmp_path / "adapter")

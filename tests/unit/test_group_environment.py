@@ -27,7 +27,7 @@ from megasharp.common.group_environment import (
     overruled,
     shared_with_engines,
 )
-from megasharp.common.records import ParallelLayout
+from megasharp.common.layout import ParallelLayout
 from megasharp.config.core import apply_overrides, parse_yaml, validate
 from megasharp.config.run_config import RunConfig
 from megasharp.learner.learner import POLICY

@@ -141,7 +141,7 @@ def test_sglangs_processes_share_few_files_with_the_trainer() -> None:
     assert shared - packages == {
         *(f"megasharp.common.{name}" for name in ("errors", "files", "group_environment", "records")),
         "megasharp.ops.uniform",
-        *(f"megasharp.rollout.sglang.{name}" for name in ("bucket", "identity", "shared_weights")),
+        *(f"megasharp.rollout.sglang.{name}" for name in ("bucket", "identity", "routed_experts", "shared_weights")),
     }
 
 

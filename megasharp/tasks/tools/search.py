@@ -89,12 +89,8 @@ class Search(Tool):
         if not _WORD.search(query):
             raise ToolError("the query has no words")
         found = await called(self._index.best, query, self._passages)
-        shown = [
-            f"[{number}] {title or name}\n{_cut(text, self._characters)}"
-            for number, (name, title, text) in enumerate(found, start=1)
-        ]
+        shown = []
+        for number, (name, title, text) in enumerate(found, start=1):
+            passage = text if len(text) <= self._characters else f"{text[: self._characters].rstrip()} ..."
+            shown.append(f"[{number}] {title or name}\n{passage}")
         return "\n\n".join(shown) or "nothing was found"
-
-
-def _cut(text: str, characters: int) -> str:
-    return text if len(text) <= characters else f"{text[:characters].rstrip()} ..."
