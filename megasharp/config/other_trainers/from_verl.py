@@ -213,6 +213,10 @@ def _policy(t: Translation) -> None:
         ),
     }
     split = sizes["tp"] * sizes["pp"] * sizes["cp"]
+    for key, theirs in (("ep", "expert_model_parallel_size"), ("etp", "expert_tensor_parallel_size")):
+        ranks = int(t.take(f"{megatron}.{theirs}") or 1)
+        # A dense model has neither.
+        sizes |= {key: ranks} if ranks > 1 else {}
     t.ours |= {f"policy.{key}": value for key, value in sizes.items()}
     t.ours["policy.dp"] = t.whole("trainer.n_gpus_per_node", nodes * per_node, split, "policy.dp")
     if sizes["tp"] * sizes["pp"] == 1 and nodes * per_node > 1:

@@ -174,6 +174,14 @@ def of(trainer: str, text: str, path: Path) -> tuple[str, dict[str, Any]]:
         ),
         (
             "verl",
+            "experts.yaml",
+            "actor_rollout_ref: {actor: {megatron: {tensor_model_parallel_size: 2, expert_model_parallel_size: 4}},"
+            " rollout: {enable_rollout_routing_replay: true}}",
+            {"policy.tp": 2, "policy.dp": 4, "policy.ep": 4, "policy.etp": None, "policy.experts.replay": True},
+            [],
+        ),
+        (
+            "verl",
             "r.yaml",
             "data: {train_batch_size: 8}",
             {"recipe.methods": []},
