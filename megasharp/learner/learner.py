@@ -46,7 +46,7 @@ from megasharp.learner.optimizer import Overlap, build_optimizer, guarded_step, 
 from megasharp.learner.output_head import HeadRequest, HeadSettings
 from megasharp.learner.parallel import Place, destroy, initialize, megatron_device
 from megasharp.learner.replicas import Checksums, checksums
-from megasharp.learner.routers import Routing
+from megasharp.learner.routers import Routers
 from megasharp.learner.sharded_state import load_model, load_state, save_model, save_state
 from megasharp.learner.weights import export_stage, first_weights, weight_views
 from megasharp.learner.without_advantage import split
@@ -157,11 +157,11 @@ class RankLearner:
                 HeadSettings(settings.temperature, self._arch.vocab, policy.head),
                 settings.response_window,
             )
-        self._routing = None
+        self._routers = None
         if self._arch.experts is not None:
             balance = policy.experts.balance_loss
             coefficient = self._arch.experts.balance_loss if balance == "model" else balance
-            self._routing = Routing(self._chunks, policy.experts.replay, coefficient)
+            self._routers = Routers(self._chunks, policy.experts.replay, coefficient)
         self._offloader = Offloader(self._ddp, self._optimizer)
         self._reference: Reference | None = None
         self._writings: list[ShardWriting] = []
@@ -246,8 +246,8 @@ class RankLearner:
         self._optimizer.zero_grad()
         finish = partial(_finish, recipe, denominators, statistics, self._settings.diagnostics)
         request = self._request(recipe.needs)
-        if self._routing is not None:
-            self._routing.begin(micros)
+        if self._routers is not None:
+            self._routers.begin(micros)
         trained, results = self._without_backward(micros, recipe, finish, request)
         results += self._passes.update(trained, finish, request)
         loss = math.fsum(result.loss for result in results)
@@ -262,8 +262,8 @@ class RankLearner:
         if self._overlap is not None:
             self._overlap.gather_in_forward()
         metrics = add_metrics([result.metrics for result in results])
-        if self._routing is not None:
-            metrics |= self._routing.metrics()
+        if self._routers is not None:
+            metrics |= self._routers.metrics()
         norm, skipped, spikes = stepped.grad_norm, int(not stepped.applied), int(stepped.spike)
         return StepStats(
             loss, norm, stepped.learning_rate, skipped, metrics, (norm,), spikes, seconds=self._timers.take()
@@ -278,7 +278,7 @@ class RankLearner:
         """
         layout = self._settings.layout
         # Ranks that share layers or experts must make the same passes, and a load-balancing loss has gradients in all.
-        shared = layout.pp * layout.ep * layout.etp > 1 or (self._routing is not None and self._routing.balances)
+        shared = layout.pp * layout.ep * layout.etp > 1 or (self._routers is not None and self._routers.balances)
         if self._device.type != "cpu" or shared or self._overlap is not None or recipe.penalises:
             return micros, []
         trained, silent = zip(*(split(micro, row_multiple(layout, "cpu")) for micro in micros), strict=True)

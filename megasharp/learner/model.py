@@ -98,6 +98,8 @@ _INSTEAD = {
     "fp16": "set model.dtype",
     "params_dtype": "set model.dtype",
 }
+# Keys whose schedules run layers in pieces, past the hooks by which routers are counted and told their experts.
+_PAST_HOOKS = {"overlap_moe_expert_parallel_comm", "delay_wgrad_compute", "ep_overlap_early_attn_memory_release"}
 # Keys that make a mixture of experts faster and leave it the same.
 _FASTER_EXPERTS = {"moe_permute_fusion", "moe_deepep_num_sms"}
 # Beginnings of keys that would need another model.
@@ -125,6 +127,10 @@ def sort_options(options: Options) -> PassThrough:
             raise UserError(f"policy.megatron.{key}: the installed megatron-core has no such option")
         if "cuda_graph" in key:
             raise UserError(f"policy.megatron.{key}: {_NO_GRAPHS}")
+        if key in _PAST_HOOKS:
+            raise UserError(
+                f"policy.megatron.{key}: its schedule runs layers in pieces, past their hooks; leave it out"
+            )
         if key in _INSTEAD:
             raise UserError(f"policy.megatron.{key}: {_INSTEAD[key]}")
         if key in _OWN_DDP | _OWN_OPTIMIZER | own_model:

@@ -22,7 +22,7 @@ from torch import Tensor
 from megasharp.config.policy import OffloadedPart
 from megasharp.learner.cpu_backend import return_freed_memory
 from megasharp.learner.optimizer import parts
-from megasharp.learner.optimizer_offload import PageLocked, StreamedAdam
+from megasharp.learner.optimizer_offload import PageLocked, StreamedAdam, gradients_of
 
 
 class Reference:
@@ -155,7 +155,7 @@ class Offloader:
         if kind == "weights":
             return [parameter.data for chunk in self._chunks for parameter in chunk.module.parameters()]
         if kind == "gradients":
-            return [buffer.grad_data for chunk in self._chunks for buffer in chunk.buffers]
+            return gradients_of(self._chunks)
         found = [part.optimizer for part in parts(self._optimizer) if part.optimizer is not None]
         inner = [one for one in found if not isinstance(one, StreamedAdam)]
         moments = [t for o in inner for s in o.state.values() for t in s.values() if torch.is_tensor(t)]

@@ -276,19 +276,24 @@ def hold_on_host(part: DistributedOptimizer, device: torch.device) -> None:
     part.__class__ = HeldOnHost
 
 
+def gradients_of(chunks: Sequence[DistributedDataParallel]) -> list[Tensor]:
+    """Return the flat gradients of this rank's chunks; those of experts are in buffers of their own."""
+    return [buffer.grad_data for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
+
+
 @contextmanager
 def without_gradients(chunks: Sequence[DistributedDataParallel]) -> Iterator[None]:
     """Free the memory of gradients while the block runs; they are zero after it.
 
     Megatron makes main weights on the GPU, as large as gradients: so building takes no more memory than training.
     """
-    storages = [buffer.grad_data.untyped_storage() for chunk in chunks for buffer in chunk.buffers]
+    gradients = gradients_of(chunks)
+    storages = [gradient.untyped_storage() for gradient in gradients]
     sizes = [storage.size() for storage in storages]
     for storage in storages:
         storage.resize_(0)
     yield
     for storage, size in zip(storages, sizes, strict=True):
         storage.resize_(size)
-    for chunk in chunks:
-        for buffer in chunk.buffers:
-            buffer.grad_data.zero_()
+    for gradient in gradients:
+        gradient.zero_()

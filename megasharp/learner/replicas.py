@@ -1,9 +1,9 @@
 """Compare what several ranks hold copies of, so that a bit that one machine's memory or link has flipped is found.
 
 Copies are, bit for bit: every weight on the data and context ranks, but experts on those that expert parallelism leaves
-(`ParallelLayout.expert_shards`); what tensor parallelism does not cut (norms, biases
-after a sum) on the tensor ranks, with its main weights and moments; a tied embedding on the first and last pipeline
-stage, with the same. All other moments exist once, as Megatron's distributed optimizer shares them out.
+(`ParallelLayout.expert_shards`); what tensor parallelism does not cut (norms, biases after a sum) on the tensor ranks,
+with its main weights and moments; a tied embedding on the first and last pipeline stage, with the same. All other
+moments exist once, as Megatron's distributed optimizer shares them out.
 
 A rank takes a 64-bit checksum of each tensor on its device (`checksum`), and the driver compares those of one name
 (`difference`): no tensor leaves its device, and no collective is needed.

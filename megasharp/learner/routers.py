@@ -48,14 +48,27 @@ class GroupedExperts(SequentialMLP):  # type: ignore[misc]
     def forward(self, hidden: Tensor, tokens_per_expert: Tensor, weights: Tensor) -> tuple[Tensor, None]:
         """Compute each expert on its rows: `hidden` [rows, H], in order of experts, and the rows' `weights`."""
         ends = tokens_per_expert.to(hidden.device).cumsum(0).to(torch.int32)
-        joined = F.grouped_mm(hidden, self._stacked("linear_fc1"), offs=ends)
-        gate, up = joined.chunk(2, dim=-1)
+        gate, up = self._product("linear_fc1", hidden, ends).chunk(2, dim=-1)
         inner = F.silu(gate) * up * weights[:, None].to(hidden.dtype)
-        return F.grouped_mm(inner, self._stacked("linear_fc2"), offs=ends), None
+        return self._product("linear_fc2", inner, ends), None
 
-    def _stacked(self, name: str) -> Tensor:
-        """Return the experts' weights of one map, transposed: [experts, inputs, outputs]."""
-        return torch.stack([getattr(expert, name).weight for expert in self.local_experts]).transpose(1, 2)
+    def _product(self, name: str, rows: Tensor, ends: Tensor) -> Tensor:
+        """Multiply runs of rows, which end at `ends`, by the experts' weights of one map.
+
+        The weights side by side are a copy. It is made again in backward: kept until then, every layer had one.
+        """
+        weights = [getattr(expert, name).weight for expert in self.local_experts]
+        stacked = torch.stack(weights)
+        place = stacked.data_ptr()
+
+        def pack(tensor: Tensor) -> Tensor | tuple[torch.Size, tuple[int, ...]]:
+            return (tensor.shape, tensor.stride()) if tensor.data_ptr() == place else tensor
+
+        def unpack(packed: Tensor | tuple[torch.Size, tuple[int, ...]]) -> Tensor:
+            return packed if isinstance(packed, Tensor) else torch.stack(weights).detach().as_strided(*packed)
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            return F.grouped_mm(rows, stacked.transpose(1, 2), offs=ends)
 
 
 def groups_products(config: TransformerConfig) -> bool:
@@ -96,9 +109,9 @@ class Choice:
 class Router(TopKRouter):  # type: ignore[misc]
     """Megatron's router with counts of its choices: rows by expert, rows, the sum of entropies (nats), rows moved.
 
-    `is_real` (bool): the rows at hand that are no padding, which alone are counted; None where they have been counted,
-    and are computed again. `balance` is the weight of a row in the load-balancing loss; 0: there is none. Megatron's
-    own loss is scaled for gradients that are divided by all tokens at the end, by each version in another way.
+    `is_real` (bool): the rows at hand that are no padding. `counts`: they are to be counted, once. `balance` is the
+    weight of a row in the load-balancing loss; 0: there is none. Megatron's own loss is scaled for gradients that are
+    divided by all tokens at the end, by each version in another way.
     """
 
     balance = 0.0
@@ -115,33 +128,34 @@ class Router(TopKRouter):  # type: ignore[misc]
         self.entropy: Tensor | float = 0.0
         self.moved: Tensor | float = 0.0
         self.is_real: Tensor | None = None
+        self.counts = False
+        self.choice.given = self.choice.is_other = None
 
     def routing(self, logits: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Return the experts' weights and the map of choices, both [rows, experts], of `logits` [..., experts]."""
         weights, chosen = super().routing(logits, *args, **kwargs)
-        if self.is_real is not None:
-            self._count(logits.detach().view(chosen.shape), chosen, self.is_real)
-            self.is_real = None
-        if self.balance and torch.is_grad_enabled():
-            # This rank's part of experts * sum(share of choices * probability), of all rows (arXiv 2101.03961).
-            counts_E = chosen.sum(dim=0, dtype=torch.float32)
+        if self.is_real is not None and self.counts:
+            self.counts = False
+            with torch.no_grad():
+                logp_PE = logits.float().view(chosen.shape).log_softmax(-1)
+                self.load = self.load + (chosen & self.is_real[:, None]).sum(0)
+                self.rows = self.rows + self.is_real.sum()
+                self.entropy = self.entropy - ((logp_PE.exp() * logp_PE).sum(1) * self.is_real).sum()
+                if self.choice.is_other is not None:
+                    self.moved = self.moved + (self.choice.is_other & self.is_real).sum()
+        if self.is_real is not None and self.balance and torch.is_grad_enabled():
+            # This rank's part of experts * sum(share of choices * probability), over rows (arXiv 2101.03961).
+            real_P1 = self.is_real[:, None]
+            counts_E = (chosen & real_P1).sum(dim=0, dtype=torch.float32)
             dist.all_reduce(counts_E, group=self.tp_cp_group)
-            probability_E = logits.view(chosen.shape).softmax(-1, dtype=torch.float32).sum(0)
-            loss = self.balance * len(counts_E) * (counts_E / counts_E.sum() * probability_E).sum()
+            probability_E = (logits.view(chosen.shape).softmax(-1, dtype=torch.float32) * real_P1).sum(0)
+            share_E = counts_E / counts_E.sum().clamp(min=1.0)
+            loss = self.balance * len(share_E) * (share_E * probability_E).sum()
             weights = MoEAuxLossAutoScaler.apply(weights, loss)
         return weights, chosen
 
-    @torch.no_grad()
-    def _count(self, logits_PE: Tensor, chosen_PE: Tensor, is_real_P: Tensor) -> None:
-        logp_PE = logits_PE.float().log_softmax(-1)
-        self.load = self.load + (chosen_PE & is_real_P[:, None]).sum(0)
-        self.rows = self.rows + is_real_P.sum()
-        self.entropy = self.entropy - ((logp_PE.exp() * logp_PE).sum(1) * is_real_P).sum()
-        if self.choice.is_other is not None:
-            self.moved = self.moved + (self.choice.is_other & is_real_P).sum()
 
-
-class Routing:
+class Routers:
     """All routers of this rank's chunks.
 
     `replays`: micro-batches bring the experts of their rows. `balance`: coefficient of the load-balancing loss, whose
@@ -152,6 +166,7 @@ class Routing:
         self._replays = replays
         self._config: TransformerConfig = chunks[0].config
         self._balance = balance
+        self._counts_now = False
         self._layers = self._config.num_layers
         self._routers: dict[int, Router] = {
             layer.layer_number - 1: layer.mlp.router for chunk in chunks for layer in chunk.decoder.layers
@@ -170,7 +185,9 @@ class Routing:
         rows, number = kwargs["packed_seq_params"], layer.layer_number - 1
         assert isinstance(rows, PackedRows) and rows.is_real_P is not None
         router = self._routers[number]
-        router.is_real = self._own(rows.is_real_P)
+        # A layer that is computed again in backward has been counted in forward, where no gradient was recorded.
+        again = self._config.recompute_granularity == "full" and torch.is_grad_enabled()
+        router.is_real, router.counts = self._own(rows.is_real_P), self._counts_now and not again
         if self._replays:
             assert rows.experts_PLK is not None, "a micro-batch without its experts"
             router.choice.given = self._own(rows.experts_PLK[:, number]).long()
@@ -185,9 +202,10 @@ class Routing:
 
     def begin(self, micros: Sequence[MicroBatch]) -> None:
         """Begin to count anew, before the update by a mini-batch; all ranks must call it."""
-        weight = 0.0
+        weight, self._counts_now = 0.0, True
         if self.balances:
-            rows = torch.tensor([sum(micro.rows for micro in micros)], device=torch.cuda.current_device())
+            real = sum(micro.rows - micro.padding for micro in micros)
+            rows = torch.tensor([real], device=torch.cuda.current_device())
             dist.all_reduce(rows, group=parallel_state.get_data_parallel_group())
             weight = self._balance / float(rows)
         for router in self._routers.values():
@@ -199,7 +217,10 @@ class Routing:
 
         Loads are relative to the mean of a layer's experts.
         """
+        self._counts_now = False
         counts_LC = self._counts()
+        for router in self._routers.values():
+            router.forget()
         load_LE, (rows_L, entropy_L, moved_L) = counts_LC[:, :-3], counts_LC[:, -3:].unbind(1)
         sent_L, experts = load_LE.sum(1), load_LE.shape[1]
         share_LE = load_LE / sent_L[:, None].clamp(min=1.0)

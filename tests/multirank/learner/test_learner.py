@@ -202,16 +202,19 @@ def storages(own: RankLearner, kinds: tuple[str, ...]) -> list[torch.UntypedStor
     if "weights" in kinds:
         found += [p.untyped_storage() for p in parameters_of(own)]
     if "gradients" in kinds:
-        found += [buffer.grad_data.untyped_storage() for chunk in own._ddp for buffer in chunk.buffers]
+        # Megatron's own lists: experts have one of their own.
+        buffers = [buffer for chunk in own._ddp for buffer in chunk.buffers + chunk.expert_parallel_buffers]
+        found += [buffer.grad_data.untyped_storage() for buffer in buffers]
     if "optimizer" in kinds:
         optimizers = [part.optimizer for part in parts(own._optimizer)]
         found += [m.untyped_storage() for o in optimizers for s in o.state.values() for m in s.values()]
     return found
 
 
-def offload(rank: int, world: int, folder: str, bf16: str) -> list[Offloaded]:
+def offload(rank: int, world: int, folder: str, bf16: str, mixture: str) -> list[Offloaded]:
     found = []
     runs = [(folder, "dp2", torch.float32), (folder, "tp2", torch.float32), (bf16, "dp2", torch.bfloat16)]
+    runs.append((mixture, "ep2", torch.float32))
     for path, name, dtype in runs:
         layout = LAYOUTS[name]
         batch = packed(ragged_sequences(), layout)
@@ -239,8 +242,8 @@ def offload(rank: int, world: int, folder: str, bf16: str) -> list[Offloaded]:
 @pytest.mark.long("layouts")
 def test_offload_frees_and_restores(tmp_path: Path) -> None:
     folder, bf16 = save_model(tmp_path, MODEL), save_model(tmp_path / "bf16", MODEL, dtype="bfloat16")
-    for rank in run_ranks(2, offload, folder, bf16):
-        assert len(rank) == 9
+    for rank in run_ranks(2, offload, folder, bf16, save_model(tmp_path, "qwen3moe")):
+        assert len(rank) == 12
         for found in rank:
             assert found.freed > 0 and found.empty and found.same_weights and found.same_step
 

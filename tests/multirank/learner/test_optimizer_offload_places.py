@@ -20,7 +20,7 @@ from megasharp.common.layout import ParallelLayout
 from megasharp.learner import flash_varlen, optimizer_offload
 from megasharp.learner.learner import POLICY, LearnerSettings, Rank, RankLearner
 from megasharp.learner.optimizer import parts
-from megasharp.learner.optimizer_offload import StreamedAdam
+from megasharp.learner.optimizer_offload import StreamedAdam, gradients_of
 from megasharp.learner.ranks.all_ranks import OneRank, RanksLearner
 
 HOST = torch.device("cpu")
@@ -112,7 +112,7 @@ def check_places(tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyP
             assert all_on(HOST, state_of(adam))
             assert all_on(HOST if dtype is torch.bfloat16 else GPU, mains)
             assert all_on(GPU, (p for chunk in chunks for p in chunk.parameters()))
-            assert all_on(GPU, (buffer.grad_data for chunk in chunks for buffer in chunk.buffers))
+            assert all_on(GPU, gradients_of(chunks))
             # Same kernels, same bits.
             assert figures == expected
             found = dict(learner.export_weights())
