@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -133,7 +133,7 @@ class ExpertsConfig(Section):
         "allgather sends all tokens to all ranks, which can pay where a token has nearly as many experts as there are "
         "ranks; deepep is the DeepEP package's exchange, for GPUs where it is installed.",
     )
-    balance_loss: float | Literal["model"] = Field(
+    balance_loss: Annotated[float, Field(ge=0.0)] | Literal["model"] = Field(
         default=0.0,
         description="Coefficient of the load-balancing loss, which rewards routers that use all experts alike. 0: "
         "none. It is off in RL, because its gradient follows the counts of tokens and not the reward, moves the "
@@ -144,7 +144,7 @@ class ExpertsConfig(Section):
         default=False,
         description="Routing replay (R3, arXiv 2510.11370): each token goes to the experts that it went to while the "
         "engine sampled it, in the passes before the update and in the update. The routers' weights of these experts "
-        "are the policy's own and get gradients. Turn it on when engine/logp_diff is larger than a dense model's, or "
+        "are the policy's own and get gradients. Turn it on when policy/engine_gap is larger than a dense model's, or "
         "runs collapse. An engine's answer is longer by one number for each layer, expert and token.",
     )
 

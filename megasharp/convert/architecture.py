@@ -15,6 +15,7 @@ from typing import Literal
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.layout import ParallelLayout
+from megasharp.common.records import Routing
 
 Dimension = Literal["vocab", "hidden", "head_dim", "query_size", "kv_size", "ffn", "experts", "expert_ffn"]
 RopeValue = float | int | str | bool | tuple[float, ...] | None
@@ -88,6 +89,12 @@ class Architecture:
     qk_norm_whole: bool = False
     post_norm: bool = False
     experts: Experts | None = None
+
+    @property
+    def routing(self) -> Routing | None:
+        """The sizes of what says where each token was sent; None in a dense model."""
+        experts = self.experts
+        return Routing(self.num_layers, experts.per_token, experts.count) if experts else None
 
     @property
     def query_size(self) -> int:

@@ -7,7 +7,8 @@ Megatron-core is read in 0.16, `transformer/moe`; nothing here was measured on a
 
 from __future__ import annotations
 
-from megasharp.common.records import Routing
+from collections.abc import Iterator
+
 from megasharp.config.policy import Dispatcher, PolicyConfig
 from megasharp.convert.architecture import Architecture, Experts
 
@@ -104,5 +105,26 @@ def weights_read(weights: float, experts: float, share: float, tokens: float) ->
 
 def replay_bytes_per_token(arch: Architecture) -> int:
     """Bytes of a token's route: the number of each of its experts in each layer."""
-    experts = arch.experts
-    return Routing(arch.num_layers, experts.per_token, experts.count).bytes_per_token if experts else 0
+    return arch.routing.bytes_per_token if arch.routing else 0
+
+
+def faults_of_layout(policy: PolicyConfig) -> Iterator[str]:
+    """Yield why a mixture of experts cannot be trained under this split, in words that name keys."""
+    layout, keys = policy.layout, policy.experts
+    if keys.dispatcher == "allgather" and layout.tp * layout.cp % (layout.ep * layout.etp):
+        yield (
+            "policy.experts.dispatcher=allgather needs ranks with equally many tokens, and micro-batches of "
+            f"data-parallel ranks differ: policy.ep={layout.ep} x policy.etp={layout.etp} must divide tp x cp = "
+            f"{layout.tp * layout.cp}; set it to alltoall"
+        )
+    if keys.dispatcher == "deepep" and layout.ep * layout.etp == 1:
+        yield (
+            "policy.experts.dispatcher=deepep exchanges tokens between ranks, but policy.ep and policy.etp are 1: set "
+            "it to alltoall"
+        )
+    asked = "replay" if keys.replay else "balance_loss" if keys.balance_loss else None
+    if asked and policy.recompute == "selective" and "mlp" in policy.recompute_modules and policy.pp > 1:
+        yield (
+            f"policy.experts.{asked} with policy.recompute=selective and policy.pp above 1: experts computed again "
+            "would be another micro-batch's; set policy.recompute to full or none"
+        )

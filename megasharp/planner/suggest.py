@@ -26,6 +26,7 @@ from megasharp.planner.memory import (
     stage_memory,
     with_engine,
 )
+from megasharp.planner.mixtures import faults_of_layout
 from megasharp.planner.records import Engines, Network, Plan, Request, range_text
 from megasharp.planner.seconds import (
     checkpoint,
@@ -237,7 +238,9 @@ def _splits(request: Request, gpus: int) -> Iterator[PolicyConfig]:
         parts = _expert_parts(request, gpus // pp)
         for ep, budget, recompute, head in product(parts, sorted(budgets), get_args(Recompute), get_args(HeadForm)):
             split = request.split.model_copy(update=keys | {"ep": ep, "etp": 1, "micro_batch_tokens": budget})
-            yield _saving(split, request.split.recompute_modules, recompute, head)
+            candidate = _saving(split, request.split.recompute_modules, recompute, head)
+            if request.policy.architecture.experts is None or next(faults_of_layout(candidate), None) is None:
+                yield candidate
 
 
 def _expert_parts(request: Request, ranks: int) -> tuple[int, ...]:

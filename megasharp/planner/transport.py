@@ -62,7 +62,10 @@ def transport(request: Request, rows: Rows) -> Transport | None:
         seconds=seconds,
         store=store_bytes(batch, layout, route),
         route=route,
-        routes=math.ceil(route * rows.step * (1 + batch.oversample)),
+        # Every response has its prompt's too, before they are packed.
+        routes=math.ceil(
+            route * ((responses + batch.sequences * batch.lengths.prompt) * (1 + batch.oversample) + rows.step)
+        ),
     )
 
 

@@ -153,10 +153,7 @@ def sampling_params(config: RunConfig, stop_token_ids: tuple[int, ...]) -> Sampl
 
 def recorded_routing(resolved: ResolvedRun) -> Routing | None:
     """Return the sizes of the experts that engines record for the learner; None without routing replay."""
-    experts = resolved.architecture.experts
-    if experts is None or not resolved.config.policy.experts.replay:
-        return None
-    return Routing(resolved.architecture.num_layers, experts.per_token, experts.count)
+    return resolved.architecture.routing if resolved.config.policy.experts.replay else None
 
 
 def pack_layout(

@@ -54,6 +54,7 @@ from megasharp.trainer.resolve import engine_python
 from megasharp.trainer.resolve.derived import derived
 from megasharp.trainer.resolve.devices import asks_for_gpus
 from megasharp.trainer.resolve.engine_settings import check_engine_keys, choose_transport
+from megasharp.trainer.resolve.experts_choice import check_experts
 from megasharp.trainer.resolve.models import memory_path
 from megasharp.trainer.resolve.recipes import build_recipes, correction_notes
 from megasharp.trainer.resolve.resolved_run import check_precision_keys
@@ -182,6 +183,7 @@ def ask(config: RunConfig, where: str, options: Options, *, fill: bool = True) -
     if fill:
         policy.architecture.check_layout(config.policy.layout)
     check_precision_keys(config, policy.architecture, where)
+    check_experts(config, policy.architecture, where, here=False)
     check_engine_keys(config, where)
     if config.data.stages:
         notes.append(f"data.stages: planned for the largest limit, {config.data.largest_response} tokens a response")

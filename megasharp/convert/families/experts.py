@@ -26,11 +26,15 @@ def rules(router: str, experts: str, maps: tuple[str, str, str], width: Dimensio
 
 
 def check(config: PretrainedConfig, experts: Experts) -> None:
-    """Refuse a router that chooses more experts than there are, or only one.
+    """Refuse a router that chooses more experts than there are, or only one, and experts without width.
 
     Raises:
-        UserError: the config's number of experts by token is not at least 2 and at most all.
+        UserError: the config's number of experts by token is not at least 2 and at most all, or there are fewer than 2.
     """
+    if experts.count < 2:
+        raise refuse(config, "num_experts", experts.count, "at least 2")
+    if experts.ffn < 1:
+        raise refuse(config, "moe_intermediate_size", experts.ffn, "at least 1")
     if not 2 <= experts.per_token <= experts.count:
         # With one expert a softmax over the chosen ones is 1 and has no gradient.
         supported = f"2 to {experts.count}, the number of experts"

@@ -230,6 +230,7 @@ def _check_policy(config: RunConfig, architecture: Architecture, needs: Needs, w
     architecture.check_layout(config.policy.layout)
     _check_length(config, architecture, where)
     check_precision(config, architecture, where)
+    check_experts(config, architecture, where, here=True)
     if config.policy.megatron:
         # Imported here: Megatron takes seconds to import, and most runs pass nothing through.
         from megasharp.learner.model import sort_options
@@ -321,7 +322,6 @@ def check_precision_keys(config: RunConfig, architecture: Architecture, where: s
     if policy.recompute == "selective" and not policy.recompute_modules:
         raise UserError(f"{where}: policy.recompute_modules is empty; name one, or set policy.recompute=none")
     check_attention(config, architecture, where, here=False)
-    check_experts(config, architecture, where)
     if policy.fp8 is not None:
         _check_fp8(config, architecture, f"{where}: policy.fp8={policy.fp8}")
     elif policy.transformer_engine is True and device_of(config) != "cuda":

@@ -43,6 +43,7 @@ def describe(resolved: ResolvedRun) -> str:
         *_adapters(resolved),
         f"policy     {layout.world} rank(s) = dp {layout.dp} x tp {layout.tp} x pp {layout.pp} x cp {layout.cp} on "
         f"{device}, " + _processes(resolved),
+        *_experts(resolved),
         *(_stage(resolved, stage) for stage in range(layout.pp)),
         f"step       {config.data.prompts_per_step} prompts x {group} = {config.data.prompts_per_step * group} "
         f"responses{' at most' if len(config.data.group_sizes) > 1 else ''}, {config.recipe.mini_batches} optimizer "
@@ -202,6 +203,18 @@ def _engines(resolved: ResolvedRun) -> str:
         f"{config.rollout.engines} SGLang engine(s){external} x tp {config.rollout.tp}{memory}, "
         f"{config.cluster.placement}, weights by {transport}"
     )
+
+
+def _experts(resolved: ResolvedRun) -> list[str]:
+    """Say how a mixture's experts are spread; nothing of a dense model."""
+    experts, layout, keys = resolved.architecture.experts, resolved.layout, resolved.config.policy.experts
+    if experts is None:
+        return []
+    replayed = ", routing replayed from the engines" if keys.replay else ""
+    return [
+        f"experts    {experts.count}, {experts.per_token} a token ({resolved.architecture.active_parameter_count():,} "
+        f"active parameters), ep {layout.ep} x etp {layout.etp} by {keys.dispatcher}{replayed}"
+    ]
 
 
 def _stage(resolved: ResolvedRun, stage: int) -> str:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 from cases import each_case
+from upcycled import upcycle
 
 from megasharp.common.errors import UserError
 from megasharp.config.run_config import load_run
 from megasharp.convert.architecture import Architecture, Experts
 from megasharp.convert.hf_folder import read_config
 from megasharp.trainer.resolve.experts_choice import check_experts
+from megasharp.trainer.resolve.resolved_run import check
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 QUICKSTART = REPOSITORY / "examples" / "quickstart" / "run.yaml"
@@ -32,7 +34,7 @@ MIXTURE = dataclasses.replace(DENSE, experts=Experts(8, 2, 64, True))
 )
 def test_what_experts_cannot_have_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=f"^run.yaml: .*{message}"):
-        check_experts(load_run(QUICKSTART, overrides), MIXTURE, "run.yaml")
+        check_experts(load_run(QUICKSTART, overrides), MIXTURE, "run.yaml", here=False)
 
 
 @each_case(
@@ -48,11 +50,25 @@ def test_what_experts_cannot_have_is_refused(overrides: list[str], message: str)
     ],
 )
 def test_what_they_can_have_is_not(overrides: list[str]) -> None:
-    check_experts(load_run(QUICKSTART, overrides), MIXTURE, "run.yaml")
+    check_experts(load_run(QUICKSTART, overrides), MIXTURE, "run.yaml", here=False)
+
+
+def test_keys_of_the_policys_experts_leave_a_dense_memory_network_alone(tmp_path: Path) -> None:
+    """DLC's memory beside a mixture has no experts, and needs none."""
+    model = upcycle(REPOSITORY / "examples/quickstart/base", tmp_path / "mixture")
+    overrides = [f"model.path={model}", "policy.experts.replay=true", "policy.experts.balance_loss=0.1"]
+    overrides += ["recipe.methods=[grpo,dlc]", "recipe.dlc.memory={path: examples/quickstart/memory}"]
+    resolved = check(load_run(QUICKSTART, overrides), "run.yaml")
+    assert resolved.memory is not None and resolved.memory.architecture.experts is None
+
+
+def test_a_load_balancing_loss_is_not_negative() -> None:
+    with pytest.raises(UserError, match=r"policy\.experts\.balance_loss"):
+        load_run(QUICKSTART, ["policy.experts.balance_loss=-0.1"])
 
 
 @each_case("key", ["replay=true", "balance_loss=0.001", "dispatcher=allgather"])
 def test_a_dense_model_has_no_use_for_them(key: str) -> None:
-    check_experts(load_run(QUICKSTART), DENSE, "run.yaml")
+    check_experts(load_run(QUICKSTART), DENSE, "run.yaml", here=False)
     with pytest.raises(UserError, match=f"policy.experts.{key.partition('=')[0]}=.* has no effect: the model has no"):
-        check_experts(load_run(QUICKSTART, [f"policy.experts.{key}"]), DENSE, "run.yaml")
+        check_experts(load_run(QUICKSTART, [f"policy.experts.{key}"]), DENSE, "run.yaml", here=False)

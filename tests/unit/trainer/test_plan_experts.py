@@ -129,13 +129,15 @@ def test_engines_read_few_experts_for_few_responses(tmp_path: Path) -> None:
 
 
 def test_replayed_routes_travel_with_every_token(tmp_path: Path) -> None:
-    """384 bytes of each packed token, there once; Ray's store has room for them where all is of full length."""
+    """384 bytes of each packed token, and in the driver of each response with its prompt; Ray's store has room."""
     plain, replayed = (asked(tmp_path, PIECE, f"policy.experts.replay={on}").request for on in (False, True))
     rows = rows_of(plain)
     before, after = transport(plain, rows), transport(replayed, rows)
     assert before is not None and after is not None
     assert (before.route, before.routes, after.route) == (0, 0, 384)
-    assert after.step - before.step == after.routes == 384 * rows.step
+    assert after.step - before.step == 384 * rows.step
+    responses = plain.batch.sequences * (plain.batch.lengths.prompt + plain.batch.lengths.response)
+    assert after.routes == pytest.approx(384 * (rows.step + responses), abs=1)
     longest = plain.batch.sequences * (2048 + 8192)
     assert after.store - before.store == pytest.approx(1.25 * 384 * longest, abs=2)
     file = write_run(tmp_path, PIECE)
