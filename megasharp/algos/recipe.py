@@ -274,7 +274,7 @@ def training_sequence(group: Group, index: int, adv_K: Tensor | None) -> TrainSe
 
 
 def _experts(completion: Completion, prompt: int) -> Tensor | None:
-    """[tokens, layers, per_token]; the last tokens, which no engine has read, have those of the token before them.
+    """Return the experts of the tokens that an engine has read, [read, layers, per_token], in the completion's memory.
 
     Raises ValueError where tokens were read without theirs.
     """
@@ -286,7 +286,7 @@ def _experts(completion: Completion, prompt: int) -> Tensor | None:
         raise ValueError(
             f"{found.shape[0]} tokens have experts, of a prompt of {prompt} and {completion.length} others"
         )
-    return torch.cat([found, found[-1:].expand(unread, -1, -1)])
+    return found
 
 
 def _spread(adv_K: Tensor, completion: Completion) -> Tensor:

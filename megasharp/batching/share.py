@@ -167,7 +167,11 @@ def _ids(units: Sequence[Sequence[Member]]) -> Tensor:
 
 
 def _experts(units: Sequence[Sequence[Member]], routing: Routing) -> Tensor:
-    """[ids, layers, per_token]: the first response's that has any in the prompt; those that have none go anywhere."""
+    """Join them to [ids, layers, per_token]: a prompt's are those of the first response that has any.
+
+    The last tokens, which no engine has read, go where the token before them went; those of a response without any go
+    anywhere.
+    """
     parts = []
     for unit in units:
         prompt_length = unit[0].sequence.prompt_length
@@ -175,7 +179,11 @@ def _experts(units: Sequence[Sequence[Member]], routing: Routing) -> Tensor:
         parts.append(routing.anywhere(prompt_length) if known is None else known[:prompt_length])
         for sequence in (member.sequence for member in unit):
             own = sequence.experts
-            parts.append(routing.anywhere(sequence.response_length) if own is None else own[prompt_length:])
+            if own is None:
+                parts.append(routing.anywhere(sequence.response_length))
+            else:
+                unread = int(sequence.tokens.numel()) - own.shape[0]
+                parts += [own[prompt_length:], own[-1:].expand(unread, -1, -1)]
     count = sum(part.shape[0] for part in parts)
     experts = torch.empty(count, routing.layers, routing.per_token, dtype=routing.dtype)
     return torch.cat(parts, out=experts) if parts else experts

@@ -135,7 +135,7 @@ class Rows:
         return torch.cat([self._experts[self._has_row()], self._routing.anywhere(self.padding)])
 
     def _has_row(self) -> Tensor:
-        """Return which ids have a row, bool: all but the last of each response."""
+        """Return True for the ids that have a row: all but the last of each response."""
         has_row = torch.ones(self._ids.numel(), dtype=torch.bool)
         ends_S = self._ids_K.cumsum(0)[self._response_S]
         has_row[ends_S[self.lengths_S > 0] - 1] = False

@@ -452,8 +452,8 @@ class Sequence:
     `advantage_T == tensor([0.94, 0.94, 0.94])`, `mask_T == tensor([1., 1., 1.])`.
     `mask_T` is 0 where a token must not train (an infra failure masks the whole response). `advantage_T` is float64.
     `group_size`, `group_correct` count the scored and the correct responses of its group; `seed` is the completion's.
-    `experts` [tokens, layers, experts per token], uint8 or int16, are the completion's, and for the last token, whose
-    experts nothing depends on, those of the token before it; None where none were recorded.
+    `experts` [tokens read, layers, experts per token], uint8 or int16, are the completion's; None where none were
+    recorded.
     """
 
     group_id: str

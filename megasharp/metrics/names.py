@@ -101,7 +101,7 @@ NAMES = {
     "experts/unused": "share of experts without a token",
     "experts/router_entropy": "entropy of the routers (nats)",
     "experts/dropped": "share of choices that were dropped",
-    "experts/moved": "share of choices replayed that the router would not make",
+    "experts/moved": "share of tokens and layers with other experts than the router's own",
     "update/forward_seconds": "update: forward passes (s)",
     "update/backward_seconds": "update: backward passes (s)",
     "update/gradient_sync_seconds": "update: gradients over ranks (s)",

@@ -419,7 +419,7 @@ def decided(model: PreTrainedModel, tokens: Sequence[int]) -> int:
 
 
 def routed(answer: dict[str, Any], prompt: Sequence[int], model: PreTrainedModel) -> tuple[int, int]:
-    """How many of the experts that an engine returned are others than transformers' routers choose, and of how many.
+    """Count the experts that an engine returned and transformers' routers do not choose, and all that it returned.
 
     Near ties, and what follows them, are left out.
     """

@@ -1,7 +1,7 @@
 """A compact decoder for every model family: prompts once, then one token per row and step, against a cache.
 
 It is written for small models, where the cost is many small operations: fused projections, one complex multiplication
-for the rotary embedding. What a mixture of experts has in place of an MLP is in `experts.py`.
+for the rotary embedding. What a mixture of experts has in place of an MLP is in `expert_layer.py`.
 
 The cache (`cache.py`) has one copy per prompt, and blocks for what each row drew since. The samples of a group share
 their prompt's part, so a step reads each prompt once however many samples it has. With 48 prompts of 150 tokens and 8
@@ -23,7 +23,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megasharp.common.errors import UserError
-from megasharp.common.records import Routing
 from megasharp.convert.architecture import Architecture, Experts
 from megasharp.convert.rope import rotary_frequencies
 from megasharp.ops.chunked_head import choose_linear
@@ -213,10 +212,7 @@ class Decoder:
         self._rotations = _rotations(architecture, FIRST_POSITIONS, dtype, device)
         self._windows = [architecture.window(layer) for layer in range(architecture.num_layers)]
         self._mixture = Mixture(architecture.experts, dtype, device) if architecture.experts else None
-        self._recorded: Routing | None = None
-        if records_experts and architecture.experts is not None:
-            experts = architecture.experts
-            self._recorded = Routing(architecture.num_layers, experts.per_token, experts.count)
+        self._recorded = architecture.routing if records_experts else None
 
     def new_cache(self) -> KeyValueCache:
         """Return a cache without prompts and rows."""

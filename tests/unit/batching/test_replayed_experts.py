@@ -64,6 +64,17 @@ def test_a_shared_prompt_has_the_first_responses_experts() -> None:
     assert torch.equal(micro.experts_PLK, torch.cat([first.experts[:4], second.experts[3:4]]))
 
 
+def test_tokens_that_were_not_read_go_where_the_one_before_them_went() -> None:
+    """The last one of every response, and the answer that an environment gave at the end."""
+    (whole,) = with_experts([sequence(0, 0, [1, 2, 3], [10, 20, 30, 40])])
+    assert whole.experts is not None
+    for read in (6, 5, 4, 3):
+        short = replace(whole, experts=whole.experts[:read])
+        (micro,) = micros(pack([short], layout(routing=ROUTING), seed=0))
+        assert micro.experts_PLK is not None
+        assert torch.equal(micro.experts_PLK, whole.experts[torch.arange(micro.rows).clamp(max=read - 1)])
+
+
 def test_without_replay_experts_are_left_out() -> None:
     batch = pack(with_experts(random_sequences(0)), layout(), seed=0)
     plain = pack(random_sequences(0), layout(), seed=0)

@@ -540,6 +540,8 @@ def _check_cpu(config: EngineConfig) -> None:
         )
     if heads % config.tp:
         raise UserError(f"{config.model} has {heads} key-value heads; on a CPU tp ({config.tp}) must divide them")
+    if config.exchanges_tokens:
+        raise UserError("sglang.moe_a2a_backend is for GPUs: on a CPU no tokens travel; leave it out")
     if (config.sglang.get("ep_size") or 1) > 1:
         raise UserError("sglang.ep_size is for GPUs: SGLang's experts in plain torch are whole on every rank, or cut")
 
