@@ -133,10 +133,10 @@ def sort_options(options: Options) -> PassThrough:
             )
         if key in _INSTEAD:
             raise UserError(f"policy.megatron.{key}: {_INSTEAD[key]}")
-        if key in _OWN_DDP | _OWN_OPTIMIZER | own_model:
-            raise UserError(f"policy.megatron.{key}: megasharp sets this itself, from the checkpoint or the run's keys")
         if key.startswith(_OTHER_MODELS) and key not in _FASTER_EXPERTS:
             raise UserError(f"policy.megatron.{key}: this would be another model than the checkpoint's")
+        if key in _OWN_DDP | _OWN_OPTIMIZER | own_model:
+            raise UserError(f"policy.megatron.{key}: megasharp sets this itself, from the checkpoint or the run's keys")
         for part in parts:
             _check_type(key, value, PASS_THROUGH[part])
     return PassThrough(**{part: {k: v for k, v in options.items() if k in names} for part, names in known.items()})

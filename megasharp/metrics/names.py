@@ -137,6 +137,7 @@ PATTERNS = {
     r"responses/(\w+)": "{0} responses",
     r"candidates/lambda_(\d+)": "log-prob of candidate {0}, \u039b({0})",
     r"experts/load_max_(\d+)": "largest load of an expert over the mean, layer {0}",
+    r"memory/experts/(\w+)": "memory network, experts: {0}",
     r"time/(\w+)": "seconds per step: {0}",
     r"eval/(.+)/(pass|maj|avg)@(\w+)": "{1}@{2} on {0}",
     r"eval/(.+)/greedy": "greedy accuracy on {0}",

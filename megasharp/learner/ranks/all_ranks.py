@@ -283,7 +283,8 @@ class MemoryNetwork:
             return _counts(0, [], [])
         stats = self._learner.step(pack(list(_sequences(mixed)), self._layout, seed), self._recipe)
         return {
-            **stats.metrics,
+            # Those of its own experts, where it has any, have the policy's names.
+            **{f"memory/{name}" if name.startswith("experts/") else name: m for name, m in stats.metrics.items()},
             **_counts(len(stats.norms) - stats.skipped, mixed, list(chain.from_iterable(again))),
             "memory/grad_norm": Mean(stats.grad_norm, 1.0),
             "memory/learning_rate": Mean(stats.learning_rate, 1.0),
