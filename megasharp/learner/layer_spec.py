@@ -176,7 +176,8 @@ def layers(
         maps.router = Router
         _submodules(maps.experts).activation_func = SwiGLU
         if not transformer_engine and groups_products(config):
-            maps.experts.module = GroupedExperts
+            spec = partial if isinstance(maps.experts, partial) else ModuleSpec
+            maps.experts = spec(GroupedExperts, submodules=_submodules(maps.experts))
     else:
         maps.activation_func = SwiGLU
     if post_norm:
