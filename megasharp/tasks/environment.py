@@ -73,7 +73,7 @@ class Environment(ABC):
         """Answer the policy's turn, decoded without special tokens."""
 
     def close(self) -> Awaitable[None] | None:
-        """Give back what the object holds."""
+        """Release what the object holds."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""An OpenEnv server with a game: a number from 0 to 9, each guess of which is told to be too low or too high.
+"""An OpenEnv server with a game: guess a number from 0 to 9, and learn whether the guess is too low or too high.
 
     python server.py --port 8765
 

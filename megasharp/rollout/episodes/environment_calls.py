@@ -56,7 +56,7 @@ class Calls:
         return _checked(await self._call(environment, "step", action), environment, "step")
 
     async def close(self, environment: Environment) -> None:
-        """Give back what the environment holds. Raises EnvironmentFailed."""
+        """Release what the environment holds. Raises EnvironmentFailed."""
         if hasattr(environment, "close"):
             await self._call(environment, "close")
 

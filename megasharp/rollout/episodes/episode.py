@@ -121,7 +121,7 @@ class EpisodeRun:
         return replace(new, finish_reason=self._finish, cause=self._cause, episode=episode)
 
     async def close(self) -> None:
-        """Give back the environment. One that fails even here fails its response, so that somebody hears of it."""
+        """Close the environment. A failure here fails the response, so that it is reported."""
         if self._environment is None:
             return
         environment, self._environment = self._environment, None

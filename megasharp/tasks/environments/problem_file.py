@@ -143,7 +143,7 @@ def _digest(first: Observation) -> str:
 
 
 async def _begun(answers: Sequence[AnyEnvironmentAnswer], places: Sequence[str]) -> list[Observation]:
-    """Return the first observation of each row; of several that fail the first one is told."""
+    """Return the first observation of each row; raises the first failure, in the order of rows."""
     at_once = asyncio.Semaphore(_AT_ONCE)
     begins = [_first(answer, where, at_once) for answer, where in zip(answers, places, strict=True)]
     found = await asyncio.gather(*begins, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Problems that reasoning-gym generates, answered in several tries: a wrong answer is told, and may be mended.
+"""Problems that reasoning-gym generates, answered in several tries: a wrong answer may be corrected.
 
     use: reasoning_gym
     options: {name: chain_sum, config: {max_terms: 4}, tries: 3}

@@ -48,7 +48,7 @@ class Tool(ABC):
         """Answer a call whose arguments fit the schema. Raises ToolError where the policy is at fault."""
 
     async def close(self) -> None:
-        """Give back what the conversation holds."""
+        """Release what the conversation holds."""
         return
 
     @property
