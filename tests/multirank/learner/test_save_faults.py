@@ -69,6 +69,8 @@ def flipped_byte(folder: Path, stack: ExitStack) -> None:
 
 
 def save_with_a_fault(rank: int, world: int, root: Path, model: str, fault: Fault) -> Outcome:
+    # The server that forks ranks has the umask of the test that started it: with a run's, nobody may look in.
+    os.umask(0o022)
     batch, error = packed(ragged_sequences(), LAYOUTS["tp1"]), ""
     with learner_on(settings(model, LAYOUTS["tp1"], recipe().needs)) as (learner, _):
 
