@@ -1,6 +1,6 @@
 """The routers of a mixture of experts: what they choose is counted, and can be given to them.
 
-Megatron's router asks its `router_replay` for the experts of each token. Here that is `Choice`, which gives back the
+Megatron's router asks its `router_replay` for the experts of each token. Here that is `Choice`, which returns the
 experts that the engine chose while it sampled (routing replay, R3, arXiv 2510.11370), or the router's own. The weights
 of the given experts are the router's present ones, so it gets gradients as without replay.
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megasharp.convert.architecture import Architecture, Experts
-from megasharp.convert.families import FAMILIES
+from megasharp.convert.families import family_of
 from megasharp.ops.chunked_head import choose_linear
 from megasharp.rollout.inprocess.decode_loop import row_count
 
@@ -43,8 +43,7 @@ def expert_names(architecture: Architecture, layer: int, expert: int) -> tuple[s
 
 
 def _names(architecture: Architecture, megatron: str) -> list[str]:
-    family = next(each for each in FAMILIES.values() if architecture.family in each.model_types)
-    rule, location = family.rule_for(architecture, megatron)
+    rule, location = family_of(architecture).rule_for(architecture, megatron)
     return [location.name(pattern) for pattern in rule.hf]
 
 

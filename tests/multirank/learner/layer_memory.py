@@ -35,7 +35,7 @@ import stand_in_flash
 CPU = torch.device("cpu")
 
 
-# What is peculiar to a family's norms of queries and keys: there are none, or each head has its own, or all have one.
+# Families differ in their norms of queries and keys: there are none, or each head has its own, or all have one.
 NORMS = ("head", "none", "whole")
 
 

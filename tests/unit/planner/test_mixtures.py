@@ -33,7 +33,7 @@ def test_experts_at_half_the_rate_take_twice_as_long() -> None:
     arch = mixture()
     plain, slower = (formulas.forward_flops_per_token(arch, 1000.0, grouped) for grouped in (1.0, 0.5))
     assert slower - plain == mixtures.expert_flops_per_token(arch)
-    # What is computed again is the router, 2 FLOPs a weight, and the experts.
+    # The router, 2 FLOPs a weight, and the experts are computed again.
     again = formulas.recompute_share(arch, 1000.0, "selective", ["mlp"], 0.5) * slower
     assert again == pytest.approx(48 * 2 * 2048 * 128 + 2 * mixtures.expert_flops_per_token(arch))
     assert formulas.recompute_share(arch, 1000.0, "full", (), 0.5) == 1.0
