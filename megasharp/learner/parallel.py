@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 from torch._C._distributed_c10d import Store
+from torch.distributed.distributed_c10d import _set_pg_timeout as set_group_timeout
 
 from megasharp.common.layout import ParallelLayout
 from megasharp.common.random_state import seed_generators
@@ -97,6 +98,9 @@ def initialize(layout: ParallelLayout, seed: int, gloo: bool = True) -> Place:
         create_gloo_process_groups=gloo,
         distributed_timeout_minutes=COLLECTIVE_TIMEOUT // timedelta(minutes=1),
     )
+    if gloo:
+        # Megatron (0.16 and 0.19) makes this one group without the limit: torch's 30 minutes would count.
+        set_group_timeout(COLLECTIVE_TIMEOUT, parallel_state.get_expert_data_parallel_group_gloo())
     seed_generators(seed)
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
     return Place(

@@ -58,7 +58,8 @@ def hub(tmp_path: Path) -> Path:
     (folder / "owner/bins").mkdir()
     (folder / "owner/bins/pytorch_model.bin").write_bytes(b"0")
     (folder / "owner/experts").mkdir()
-    (folder / "owner/experts/config.json").write_text('{"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128}')
+    config = '{"architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": 256}'
+    (folder / "owner/experts/config.json").write_text(config)
     (folder / "owner/experts/model.safetensors").write_bytes(b"0")
     return folder
 
@@ -81,7 +82,7 @@ def test_a_run_fetches_its_model_once_and_stays_at_its_commit(hub: Path, tmp_pat
         for model, line in (
             ("owner/none", "owner/none is no folder here and no repository at"),
             ("owner/bins", "owner/bins has no safetensors weights (it has pytorch_model.bin)"),
-            ("owner/experts", "architecture Qwen3MoeForCausalLM, a mixture of experts, is not supported"),
+            ("owner/experts", "architecture DeepseekV3ForCausalLM, a mixture of experts, is not supported"),
         ):
             assert line in megasharp("train", "run.yaml", f"model.path={model}", "name=other", code=2)
         assert len(list((tmp_path / "here/cache").rglob("*.safetensors"))) == 1, "nothing was fetched to be refused"
