@@ -22,7 +22,7 @@ FLEET_PIP := $(FLEET)/bin/python -m pip --disable-pip-version-check
 FLEET_SET := megasharp/rollout/sglang/engine/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart install fleet environments gpu lint format test test-unit test-long test-due test-resume docs docs-serve wheel bench verifier-report clean
+.PHONY: help venv quickstart install fleet environments gpu lint format test test-unit test-long test-due test-soak test-resume docs docs-serve wheel bench verifier-report clean
 
 # A target with two hashes is listed.
 help: ## list these targets
@@ -141,6 +141,11 @@ test-long: $(VENV)/.test ## run the long tier: all slices, or SLICE="fleet slurm
 # The slices that the last day's changes owe, as many as fit in 18 minutes.
 test-due: $(VENV)/.test ## run the slices that the last day's changes owe (18 minutes)
 	$(BIN)/python tools/long_tier.py --due
+
+# Whole runs under random faults, an hour of them; goes on where it was stopped. SOAK="--minutes 120 --seed 7" asks for
+# more. Root, .ci/packages.
+test-soak: $(VENV)/.test $(FLEET)/.built ## train under random faults for an hour (root; not in CI)
+	$(BIN)/python -m tests.soak $(SOAK)
 
 # Exact resume, printed: what is equal after a stop at every layout, and how far a change of layout moves the next step.
 test-resume: $(VENV)/.test ## print what is equal after a stop and a resume

@@ -1,0 +1,84 @@
+"""The soak's own checks find what they are for: a lost prompt, a repeated step, a driver that grows."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.soak import checks
+from tests.soak.faults import deck, shift_clock
+
+STEPS = 3
+
+
+def write_run(root: Path, prompts: list[str], steps: list[int], waiting: list[int], position: int) -> None:
+    """Write as much of a run folder as the checks read: a group a step, two responses a group."""
+    (root / "rollouts").mkdir(parents=True)
+    for step, prompt in zip(steps, prompts, strict=True):
+        rows = [{"step": step, "group_id": 0, "prompt_id": prompt}] * 2
+        pq.write_table(pa.Table.from_pylist(rows), root / f"rollouts/step_{step:06d}.parquet")
+    (root / "metrics.jsonl").write_text(
+        "".join(json.dumps({"step": step, "policy/loss": 0.0}) + "\n" for step in steps)
+    )
+    folder = root / f"checkpoints/step_{STEPS:06d}"
+    folder.mkdir(parents=True)
+    pending = [{"position": place} for place in waiting]
+    manifest = {"files": {}, "pending": pending, "cursor": {"position": position}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def stream() -> list[str]:
+    """Return the order in which the runs of the soak see their prompts."""
+    data = checks.REPOSITORY / "examples/quickstart/data/train.jsonl"
+    names = [json.loads(line)["id"] for line in data.open()]
+    random.Random("prompts-1-0").shuffle(names)
+    return names
+
+
+def test_a_prompt_that_is_lost_or_trained_on_twice_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "complete_steps", lambda folder: [STEPS])
+    names = stream()
+    write_run(tmp_path / "whole", names[:3], [1, 2, 3], waiting=[3], position=4)
+    assert checks.prompts_once(tmp_path / "whole") == checks.steps_once(tmp_path / "whole", STEPS) == []
+    write_run(tmp_path / "lost", [names[0], names[0], names[2]], [1, 2, 3], waiting=[3], position=4)
+    assert "1 prompts lost, 1 too often" in checks.prompts_once(tmp_path / "lost")[0]
+    write_run(tmp_path / "again", names[:3], [1, 3, 3], waiting=[3], position=4)
+    assert "out of order at [3, 3]" in checks.steps_once(tmp_path / "again", STEPS)[0]
+
+
+def test_growth_is_told_from_one_jump_of_the_allocator() -> None:
+    def growth(by_step: float, jump: float) -> float:
+        return checks.memory_growth([(n, 400 + by_step * n + jump * (n > 800)) for n in range(1, 1001)])
+
+    assert growth(0.02, 0) == pytest.approx(2.0)
+    assert growth(0.0, 8) < checks.MB_PER_100_STEPS < growth(0.02, 8)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_the_clock_of_a_run_is_shifted_and_its_waits_are_not(tmp_path: Path) -> None:
+    source, library, offset = (tmp_path / name for name in ("clock.c", "clock.so", "offset"))
+    source.write_bytes((checks.REPOSITORY / "tests/soak/shifted_clock.c").read_bytes())
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl", "-lpthread"], check=True)
+    shift_clock(offset, 3600)
+    program = "import threading, time; threading.Event().wait(0.1); time.sleep(0.1); print(time.time())"
+    environment = {**os.environ, "LD_PRELOAD": str(library), "SHIFTED_CLOCK": str(offset)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, check=True, timeout=300
+    )
+    assert 3600 - 60 < float(done.stdout) - time.time() < 3600 + 60
+
+
+def test_each_fault_comes_once_before_any_comes_again() -> None:
+    drawn = deck(["a", "b", "c"], random.Random(1))
+    first, second = ([next(drawn) for _ in range(3)] for _ in range(2))
+    assert sorted(first) == sorted(second) == ["a", "b", "c"]
