@@ -163,7 +163,8 @@ def _look(folder: Path, run: SoakRun, result: Round, logs: Path, samples: list[t
     if rest:
         result.findings.append(f"left behind: {asdict(rest)}")
     found = read_run(run.root)
-    result.attempts, result.goodput = len(found.attempts), goodput(found).share
+    # Useful time by the run's own account; the wall time by a clock that does not jump.
+    result.attempts, result.goodput = len(found.attempts), goodput(found).useful / (60 * result.minutes)
     result.findings += checks.steps_once(run.root, result.steps)
     evaluated = [row for row in found.rows if any(name.startswith("eval/") for name in row)]
     if evaluated:
