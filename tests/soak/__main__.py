@@ -21,6 +21,9 @@ FOLDER = Path(".reports/soak")
 # The steps of a round take some 5 and 3 minutes on two cores without a fault, those of a long one 24 and 7.
 STEPS = {"fleet": 220, "slurm": 440}
 LONG = {"fleet": 1100, "slurm": 1320}
+# Numbers of rounds with faults begin here; those before are of undisturbed ones.
+_FIRST = 10
+_LONG = 5
 _CALM_FLEET_ROUNDS = 3
 _TRIES = 3
 
@@ -38,17 +41,18 @@ def main() -> int:
     seed = _seed(folder, given.seed)
     print(f"soak with --seed {seed} in {folder}", flush=True)
     compile_clock(folder)
-    for kind, steps in STEPS.items():
-        for number in range(_CALM_FLEET_ROUNDS if kind == "fleet" else 1):
-            _finish(folder, kind, number, seed, steps, calm=True)
-    number = 10
+    # The job is compared with its undisturbed run as soon as it ends, the other with several when all are done.
+    _finish(folder, "slurm", 0, seed, STEPS["slurm"], calm=True)
+    number = _FIRST
     while sum(one.minutes for one in rounds(folder) if not one.calm) < given.minutes:
         kind = tuple(KINDS)[number % len(KINDS)]
         _finish(folder, kind, number, seed, STEPS[kind], calm=False)
         number += 1
+    for calm in range(_CALM_FLEET_ROUNDS):
+        _finish(folder, "fleet", calm, seed, STEPS["fleet"], calm=True)
     if given.long:
         for kind, steps in LONG.items():
-            _finish(folder, kind, 5, seed, steps, calm=True)
+            _finish(folder, kind, _LONG, seed, steps, calm=True)
     done = rounds(folder)
     text = "\n".join([*table(done), "", *compare_pass_at_k(folder, done)])
     (folder / "table.md").write_text(text + "\n")

@@ -21,8 +21,8 @@ from tests.soak.runs import SEED, SoakRun, training_rows
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Times, memory, and counts that belong to one attempt and not to the history.
 _OF_THE_CLOCK = ("time", "update/", "mem/", "gpu/", "rollout/tokens_per_second")
-# A second per response at most is what a killed judge costs: its responses are judged again.
-_OF_THE_JUDGE = ("reward/timeouts", "reward/retried")
+# Counts of judging processes that ended: they tell of the killed one, and what it had was judged again.
+_OF_THE_JUDGE = ("reward/killed", "reward/died", "reward/retried")
 MB_PER_100_STEPS = 1.0
 _COPY_STEPS = 2
 
