@@ -15,7 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from enum import IntEnum, StrEnum
+from linecache import getlines
+from tokenize import generate_tokens
+from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import Field
@@ -276,6 +280,26 @@ EXCLUSIVE_HOOKS = ("advantages", "surrogate")
 def overridden_hooks(method: type[Method[Any]]) -> tuple[str, ...]:
     """Return the hooks that a method fills, in the order in which they are applied."""
     return tuple(hook for hook in HOOKS if getattr(method, hook) is not getattr(Method, hook))
+
+
+def misspelt_hook(method: type[Method[Any]]) -> tuple[str, str] | None:
+    """Return a function of a method that looks like a hook under another name, and that hook; None where there is none.
+
+    It looks like one where its name is near the hook's, it takes as many values, and the code of the method's classes
+    has the name nowhere else. So helpers that are called, properties, static functions and private names pass.
+    """
+    spaces = [vars(each) for each in method.__mro__ if issubclass(each, Method) and each is not Method]
+    functions = {name: own for space in spaces for name, own in space.items() if isinstance(own, FunctionType)}
+    for name, own in functions.items():
+        near = [] if name.startswith("_") or hasattr(Method, name) else get_close_matches(name, HOOKS, 1, cutoff=0.8)
+        for hook in near:
+            alike = own.__code__.co_argcount == getattr(Method, hook).__code__.co_argcount
+            files = {each.__code__.co_filename for each in functions.values()}
+            tokens = (token for file in files for token in generate_tokens(iter(getlines(file)).__next__))
+            # A name in quotes counts: getattr may read it.
+            if alike and [token.string.strip("\"'") for token in tokens].count(name) == 1:
+                return name, hook
+    return None
 
 
 DEFAULT_QUANTILE = 0.8

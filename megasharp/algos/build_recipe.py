@@ -8,7 +8,15 @@ from functools import reduce as fold
 from typing import Any
 
 from megasharp.algos import DEFAULT_CORRECTION, DEFAULT_SURROGATE, METHODS
-from megasharp.algos.base import EXCLUSIVE_HOOKS, Method, MethodParams, Needs, Reduction, overridden_hooks
+from megasharp.algos.base import (
+    EXCLUSIVE_HOOKS,
+    Method,
+    MethodParams,
+    Needs,
+    Reduction,
+    misspelt_hook,
+    overridden_hooks,
+)
 from megasharp.algos.recipe import Recipe
 from megasharp.common.errors import UserError, nearest
 
@@ -51,6 +59,13 @@ def build_recipe(
     if len(set(names)) < len(names):
         raise UserError(f"{key}: a method is named twice in [{', '.join(names)}]")
     members = _unfolded(names)
+    for name, member in members.items():
+        if (misspelt := misspelt_hook(METHODS[name])) is not None:
+            wrong, hook = misspelt
+            raise UserError(
+                f"{key}: nothing calls {wrong} of {member.label(name)}; the hook is named {hook}: rename it, or begin "
+                f"a helper's name with _"
+            )
     if not any(_fills(name, "surrogate") for name in members):
         members[DEFAULT_SURROGATE] = _Member(DEFAULT_SURROGATE, {})
     _check_exclusive(members, key)

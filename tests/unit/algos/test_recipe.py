@@ -65,10 +65,43 @@ class OtherClip(Clip):
         return {"count": torch.tensor(float(adv_T.numel()))}
 
 
+class Misspelt(GRPO):
+    """Fills a hook that does not exist."""
+
+    def penality(self, x):
+        return x.mask_T, {}
+
+
+class Helped(GRPO):
+    """Has helpers with names near hooks': one is called, one is static, one private, one takes other values."""
+
+    def calibrate(self, adv_T, x):
+        return self.weights(x, adv_T, {}), {}
+
+    def weights(self, x, adv_T, stats):
+        return adv_T
+
+    @staticmethod
+    def corrections(first, x):
+        return first
+
+    @property
+    def directions(self):
+        return self.params
+
+    def _select(self, groups):
+        return []
+
+    def prepared(self):
+        return self.params
+
+
 @pytest.fixture(autouse=True)
 def more_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "doubled", Doubled)
     monkeypatch.setitem(METHODS, "other_clip", OtherClip)
+    monkeypatch.setitem(METHODS, "misspelt", Misspelt)
+    monkeypatch.setitem(METHODS, "helped", Helped)
 
 
 def build(*names: str, mini_batches: int = 1, reduction: Reduction | None = None, **params: MethodParams) -> Recipe:
@@ -84,6 +117,7 @@ def build(*names: str, mini_batches: int = 1, reduction: Reduction | None = None
         (["grpo", "kl", "kl"], "named twice in \\[grpo, kl, kl\\]"),
         (["kl"], "no estimator in \\[kl, clip\\]; add one of: grpo"),
         ([], "no estimator"),
+        (["misspelt"], "nothing calls penality of 'misspelt'; the hook is named penalty: rename it, or begin"),
         (["doubled", "other_clip"], "'doubled' and 'other_clip' prescribe different reductions: set recipe.reduction"),
     ],
 )
@@ -91,6 +125,10 @@ def test_refused_in_one_line(names: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message) as refused:
         build(*names)
     assert "\n" not in str(refused.value) and str(refused.value).startswith("recipe.methods: ")
+
+
+def test_helpers_with_names_near_hooks_are_no_mistake() -> None:
+    assert list(build("helped").methods) == ["helped", "clip"]
 
 
 def test_default_surrogate_and_reduction() -> None:
