@@ -63,7 +63,12 @@ def first_mistake(error: ValidationError, schema: type[Section], tree: Tree) -> 
     ends = {path for path in paths if not any(len(p) > len(path) and p[: len(path)] == path for p in paths)}
     place = path_of(tree, first)
     place = place[:-1] if first["type"] == "invalid_key" else place
-    return Mistake(place, one_line(ValueError(_reason(first, place, schema))), max(0, len(ends) - 1))
+    # Missing keys are told together, so that a new file is not mended key by key.
+    missing = [path for path, each in zip(paths, mistakes, strict=True) if each["type"] == first["type"] == "missing"]
+    also = [".".join(map(str, path)) for path in dict.fromkeys(missing) if path in ends and path != place]
+    told = f", and so {'are' if len(also) > 1 else 'is'} {', '.join(also)}" if also else ""
+    reason = one_line(ValueError(_reason(first, place, schema) + told))
+    return Mistake(place, reason, max(0, len(ends) - 1 - len(also)))
 
 
 def path_of(tree: Tree, mistake: ErrorDetails) -> Path:
@@ -86,7 +91,9 @@ def _reason(mistake: ErrorDetails, place: Path, schema: type[Section]) -> str:
     if kind == "extra_forbidden":
         key = ".".join(map(str, place))
         keys = [known for known, _ in described_keys(schema)]
-        return f"unknown key{other_name(key, value, keys) or _nearest(schema, mistake['loc'])}"
+        # The tables of a recipe are those of its methods.
+        method = ", and no method has this name" if place[:-1] == ("recipe",) else ""
+        return f"unknown key{other_name(key, value, keys) or method + _nearest(schema, mistake['loc'])}"
     if kind == "missing":
         return "this key is required"
     if kind in _OURS:

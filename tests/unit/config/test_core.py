@@ -108,7 +108,7 @@ def test_overrides_of_another_form(item: str) -> None:
             {"name": "a", "inner": {"dpeth": 1}},
             "run.yaml: inner.dpeth: unknown key, nearest is depth; known keys here: depth, rate",
         ),
-        ({}, "run.yaml: name: this key is required"),
+        ({}, "run.yaml: name: this key is required$"),
         (
             {"name": "a", "inner": {"depth": "3"}},
             'run.yaml: inner.depth: expected integer, found "3"; write it without quotes',

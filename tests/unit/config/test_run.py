@@ -63,6 +63,12 @@ def test_shipped_runs_parse(file: Path, monkeypatch: pytest.MonkeyPatch) -> None
     load_run(file)
 
 
+def test_all_missing_keys_are_named_in_the_order_of_the_schema(run_file: Path) -> None:
+    run_file.write_text("steps: 3\n")
+    with pytest.raises(UserError, match=r"name: this key is required, and so are model, data$"):
+        load_run(run_file)
+
+
 def test_something_is_shipped() -> None:
     assert list(REPOSITORY.glob("examples/*/run.yaml")) and list(REPOSITORY.glob("configs/**/*.yaml"))
 
@@ -70,6 +76,7 @@ def test_something_is_shipped() -> None:
 @each_case(
     ("override", "message"),
     [
+        ("recipe.caspp.alpha=1", "recipe.caspp: unknown key, and no method has this name, nearest is casp; known"),
         ("policy.tpp=2", "policy.tpp: unknown key, nearest is tp; known keys here: device, dp, tp, pp"),
         (
             "recipe.grpo.epsilonn=1",

@@ -74,6 +74,7 @@ def test_dotted_keys_are_tables() -> None:
 @each_case(
     ("text", "words"),
     [
+        ("seeds: [1]\n", "name: this key is required, and so is run"),
         ("name: a\nrun: none.yaml\n", "no file 'none.yaml'"),
         ("name: a\nrun: run.yaml\nseeds: [1, 1]\n", "seeds: [1, 1] names a seed twice"),
         ("name: a\nrun: run.yaml\naxes: {x: []}\n", "axes.x: expected non-empty list"),
