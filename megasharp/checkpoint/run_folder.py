@@ -19,7 +19,7 @@ from typing import TextIO
 
 from megasharp.checkpoint.attempts import attempt_paths, read_attempts
 from megasharp.checkpoint.recorded import CHECKPOINTS, CONFIG_FILE, TABLES, check_checkpoints, has_begun, of_later_steps
-from megasharp.common.errors import UserError, disk_is_full, one_line
+from megasharp.common.errors import UserError, disk_is_full, one_line, reason_at
 from megasharp.common.files import Readers, flush, free_name, set_aside, write_for, write_like, write_text
 from megasharp.common.formats import read_stamp, stamp
 from megasharp.config.core import Tree, parse_yaml
@@ -129,7 +129,7 @@ def open_run(
         if not resume or not (root / CONFIG_FILE).exists():
             folder.store_config(resolved_config)
     except OSError as error:
-        reason = "no space left on the disk" if disk_is_full(error) else one_line(error)
+        reason = "no space left on the disk" if disk_is_full(error) else reason_at(error, root)
         raise UserError(f"{root}: cannot make the run folder: {reason}" + (f"; {note}" if note else "")) from error
     return folder
 
@@ -201,7 +201,7 @@ def _begun(root: Path) -> float:
         return min(starts, default=time.time())
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(
-            f"{path} cannot be read ({one_line(error)}); restore it, or remove it to have it anew"
+            f"{path} cannot be read ({reason_at(error, path)}); restore it, or remove it to have it anew"
         ) from error
 
 

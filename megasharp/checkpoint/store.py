@@ -27,7 +27,7 @@ from megasharp.checkpoint.manifest import (
 )
 from megasharp.checkpoint.recorded import LATEST, complete_steps
 from megasharp.common.control import ControlState
-from megasharp.common.errors import RankDied, UserError, disk_is_full, one_line
+from megasharp.common.errors import RankDied, UserError, disk_is_full, one_line, reason_at
 from megasharp.common.files import FileHash, flush, free_name, write_text
 from megasharp.common.formats import NewerFormat
 from megasharp.convert.record import software_versions
@@ -246,7 +246,7 @@ class CheckpointStore:
                 (path for path, now in hash_files([*entries]).items() if FileEntry.of(now) != entries[path]), None
             )
         except OSError as error:
-            return f"{folder} cannot be read: {one_line(error)}"
+            return f"{folder} cannot be read: {reason_at(error, folder)}"
         return f"{found} differs from what was saved" if found else None
 
     def _prune(self) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from megasharp.cli.options import Overrides, RunsFolder
-from megasharp.common.errors import NotAtHand, UserError, one_line
+from megasharp.common.errors import NotAtHand, UserError, reason_at
 from megasharp.common.exit_codes import Say, status
 
 if TYPE_CHECKING:
@@ -188,7 +188,9 @@ def examine_all_nodes(file: Path | None, overrides: Sequence[str], runs: Path) -
     try:
         runs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--runs {runs} cannot be made ({one_line(error)}); give a folder that all nodes see") from None
+        raise UserError(
+            f"--runs {runs} cannot be made ({reason_at(error, runs)}); give a folder that all nodes see"
+        ) from None
     arguments = [str(file), *overrides] if file is not None else []
     command = [sys.executable, "-P", "-m", "megasharp.cli", "doctor", *arguments, "--runs", str(runs)]
     # In the runs' folder, because all nodes have to see that one.

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from megasharp.common.errors import UserError, one_line
+from megasharp.common.errors import UserError, reason_at
 from megasharp.common.exit_codes import Say
 
 QUICKSTART = "examples/quickstart"
@@ -46,6 +46,6 @@ def write_quickstart(out: Path, say: Say) -> None:
         text = (source / _RUN).read_text(encoding="utf-8").replace(f"{QUICKSTART}/", "")
         (out / _RUN).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--out {out} cannot be written ({one_line(error)}): give another folder") from None
+        raise UserError(f"--out {out} cannot be written ({reason_at(error, out)}): give another folder") from None
     say(f"wrote {out}: the run file {_RUN}, a tiny base model, its memory network and Countdown's problems")
     say(f"next: megasharp train {shlex.quote(str(out / _RUN))}")

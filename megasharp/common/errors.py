@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Collection
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -61,6 +62,13 @@ def one_line(error: BaseException) -> str:
     except Exception:  # a stranger's class may raise anything here
         text = "its text cannot be made"
     return " ".join(text.split()) or type(error).__name__
+
+
+def reason_at(error: BaseException, path: Path) -> str:
+    """Return the reason on one line for a message that names `path` already: without the path and `[Errno 2]`."""
+    if isinstance(error, OSError) and error.strerror and error.filename in (None, path, str(path)):
+        return error.strerror
+    return one_line(error)
 
 
 def disk_is_full(error: BaseException) -> bool:

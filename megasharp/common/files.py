@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from megasharp.common.errors import UserError, disk_is_full, one_line
+from megasharp.common.errors import UserError, disk_is_full, reason_at
 
 SHARED_MEMORY = Path("/dev/shm")
 # The kernel takes paths of sockets of at most 107 bytes.
@@ -158,7 +158,9 @@ def held(folder: Path, busy: str) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
     except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({one_line(error)}); repair it or name another folder") from error
+        raise UserError(
+            f"{folder}: cannot be written ({reason_at(error, folder)}); repair it or name another folder"
+        ) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -187,7 +189,7 @@ def completed(path: Path) -> Iterator[Path]:
         flush(path.parent)
     except OSError as error:
         raise UserError(
-            f"{path}: cannot write this file ({one_line(error)}); free space or repair the folder"
+            f"{path}: cannot write this file ({reason_at(error, path)}); free space or repair the folder"
         ) from error
     finally:
         # Where a file stands in the folder's place, even this is refused.
@@ -238,9 +240,9 @@ def folder_errors(path: Path) -> Iterator[None]:
         yield
     except Exception as error:
         if disk_is_full(error):
-            raise UserError(f"no space left for {path}: free some and repeat ({one_line(error)})") from error
+            raise UserError(f"no space left for {path}: free some and repeat ({reason_at(error, path)})") from error
         if isinstance(error, OSError):
-            raise UserError(f"{path} cannot be written: {one_line(error)}") from error
+            raise UserError(f"{path} cannot be written: {reason_at(error, path)}") from error
         raise
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from megasharp.common.errors import UserError, one_line
+from megasharp.common.errors import UserError, one_line, reason_at
 from megasharp.common.section import Section
 from megasharp.config.mistakes import first_mistake, shown
 from megasharp.config.origin import origin
@@ -124,8 +124,7 @@ def read_tree(path: Path, rewrite: Rewrite = lambda tree, _: tree, seen: tuple[P
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)
-        raise UserError(f"{path}: cannot read the configuration file: {reason}") from error
+        raise UserError(f"{path}: cannot read the configuration file: {reason_at(error, path)}") from error
     tree = parse_yaml(text, str(path))
     if not isinstance(tree, dict):
         found = "an empty file" if tree is None else shown(tree)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from megasharp.common.errors import UserError, one_line
+from megasharp.common.errors import UserError, reason_at
 from megasharp.common.layout import ParallelLayout
 from megasharp.common.records import Routing
 
@@ -330,7 +330,7 @@ def read_arguments(folder: Path) -> Arguments | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {one_line(error)}") from error
+        raise UserError(f"{path} cannot be read: {reason_at(error, path)}") from error
     if not isinstance(found, dict):
         raise UserError(f"{path}: expected a table of the model's arguments")
     return found

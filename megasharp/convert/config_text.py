@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from megasharp.common.errors import UserError, one_line
+from megasharp.common.errors import UserError, reason_at
 from megasharp.convert.model_folder import what_it_is
 
 SIZE = "a whole number of at least 1"
@@ -161,7 +161,7 @@ def read_text(path: Path) -> ConfigText:
         folder = path.parent
         raise UserError(f"{path} does not exist: not a Hugging Face model folder{what_it_is(folder)}") from error
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {one_line(error)}") from error
+        raise UserError(f"{path} cannot be read: {reason_at(error, path)}") from error
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected a table of a model's settings")
     return raw

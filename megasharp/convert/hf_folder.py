@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from megasharp.common.errors import UserError, one_line
+from megasharp.common.errors import UserError, one_line, reason_at
 from megasharp.common.lean_transformers import AutoConfig, AutoTokenizer
 from megasharp.convert.architecture import Architecture, Dimension, Experts
 from megasharp.convert.config_text import architecture_name, check_values, read_text
@@ -72,7 +72,7 @@ def read_config(folder: str | Path) -> tuple[PretrainedConfig, Family, Architect
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     # transformers reports a bad value with whatever the attribute happened to raise.
     except Exception as error:
-        raise UserError(f"{path} cannot be read: {one_line(error)}") from error
+        raise UserError(f"{path} cannot be read: {reason_at(error, path)}") from error
     if getattr(config, "quantization_config", None) is not None:
         raise UserError(
             f"{path}: quantization_config is set: use an unquantized checkpoint, or remove the key if this one is"

@@ -16,7 +16,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from megasharp.common.errors import UserError, one_line
+from megasharp.common.errors import UserError, reason_at
 from megasharp.common.files import completed_folder, folder_errors
 from megasharp.convert.hf_folder import DTYPES, TOKENIZER_FILES, expected_hf_shapes, read_config
 from megasharp.convert.model_folder import CONFIG_FILE, INDEX_FILE, LENGTH_BYTES, WEIGHTS_FILE
@@ -201,7 +201,9 @@ def _carry(path: Path, target: Path) -> None:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {one_line(error)}: complete the download or remove it") from error
+        raise UserError(
+            f"{path} cannot be read: {reason_at(error, path)}: complete the download or remove it"
+        ) from error
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(content)
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from megasharp.common.errors import UserError, one_line
+from megasharp.common.errors import UserError, reason_at
 from megasharp.common.files import write_text
 from megasharp.common.section import Section
 from megasharp.config.core import validate
@@ -159,5 +159,5 @@ def _read(folder: Path) -> _Record | None:
     try:
         tree = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: not a record of adapters: {one_line(error)}") from error
+        raise UserError(f"{path}: not a record of adapters: {reason_at(error, path)}") from error
     return validate(_Record, tree, str(path))

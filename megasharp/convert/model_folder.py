@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from megasharp.common.errors import UserError, one_line
+from megasharp.common.errors import UserError, one_line, reason_at
 from megasharp.config.policy import LoraConfig
 
 CONFIG_FILE = "config.json"
@@ -102,7 +102,7 @@ def open_weights(path: Path, expected: Sequence[str] = ()) -> safe_open:
         # Of a file that may not be read, safetensors says that it does not exist.
         path.open("rb").close()
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {one_line(error)}") from error
+        raise UserError(f"{path} cannot be read: {reason_at(error, path)}") from error
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from megasharp import __version__
-from megasharp.common.errors import UserError, one_line
+from megasharp.common.errors import UserError, one_line, reason_at
 from megasharp.common.formats import FORMATS, read_stamp
 from megasharp.common.section import Section
 from megasharp.convert.architecture import Architecture, Arguments, model_arguments, read_arguments
@@ -170,7 +170,9 @@ def read_record(folder: Path) -> Conversion | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: not a record of a conversion that this version reads: {one_line(error)}") from error
+        raise UserError(
+            f"{path}: not a record of a conversion that this version reads: {reason_at(error, path)}"
+        ) from error
 
 
 def recorded_arguments(folder: Path) -> Arguments | None:

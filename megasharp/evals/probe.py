@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from megasharp.common.errors import UserError, one_line
+from megasharp.common.errors import UserError, reason_at
 from megasharp.common.files import completed
 from megasharp.common.formats import read_table_stamp, table_stamp
 from megasharp.common.records import GenerateRequest, SamplingParams
@@ -160,7 +160,9 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
         read_table_stamp(path, "probe", parquet().read_schema(path).metadata)
         return parquet().read_table(path, schema=schema)
     except (OSError, arrow().ArrowException) as error:
-        raise UserError(f"{path}: cannot be read ({one_line(error)}); remove it, `megasharp probe` makes it") from error
+        raise UserError(
+            f"{path}: cannot be read ({reason_at(error, path)}); remove it, `megasharp probe` makes it"
+        ) from error
 
 
 def step_file(folder: Path, step: int) -> Path:

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from megasharp.common.errors import UserError, one_line
+from megasharp.common.errors import UserError, one_line, reason_at
 from megasharp.common.files import completed
 from megasharp.common.formats import read_stamp, stamp
 from megasharp.evals.estimators import Interval
@@ -89,7 +89,9 @@ def load_result(path: Path) -> EvalResult:
         records = parquet().read_table(table).to_pylist()
         rows = tuple(_row(record) for record in records)
     except (OSError, arrow().ArrowException, KeyError, TypeError) as error:
-        raise UserError(f"{table}: not the table of an evaluation beside {path.name} ({one_line(error)})") from error
+        raise UserError(
+            f"{table}: not the table of an evaluation beside {path.name} ({reason_at(error, table)})"
+        ) from error
     whole = len(rows) == result.problems + result.left_out
     if not whole or any(row.samples + row.infra != result.n for row in rows):
         raise UserError(
@@ -121,7 +123,7 @@ def load_figures(path: Path) -> EvalResult:
         tree.get("identity", {}).pop("chunk", None)
         return EvalResult(**tree, rows=())
     except OSError as error:
-        raise UserError(f"{path}: cannot read this evaluation ({one_line(error)})") from error
+        raise UserError(f"{path}: cannot read this evaluation ({reason_at(error, path)})") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{path}: not the JSON file of an evaluation ({one_line(error)})") from error
 

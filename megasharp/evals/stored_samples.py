@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from megasharp.common.errors import UserError, one_line
+from megasharp.common.errors import UserError, reason_at
 from megasharp.common.formats import Keep, read_table_stamp, table_stamp
 from megasharp.common.records import FinishReason, Outcome, TurnText
 from megasharp.metrics.parquet import arrow, parquet, turns_type
@@ -176,7 +176,9 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, arrow().ArrowException, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({one_line(error)}); remove it to sample its part again") from error
+        raise UserError(
+            f"{path}: cannot be read ({reason_at(error, path)}); remove it to sample its part again"
+        ) from error
 
 
 def _info(path: Path) -> SamplesInfo | None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from megasharp.common.errors import UserError, one_line
+from megasharp.common.errors import UserError, reason_at
 from megasharp.common.files import completed
 from megasharp.common.formats import read_table_stamp, table_stamp
 from megasharp.common.records import Completion, Group
@@ -225,7 +225,7 @@ def read_table(path: Path, columns: Iterable[str]) -> pa.Table | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, arrow().ArrowException) as error:
-        raise UserError(f"{path}: cannot read this table of responses ({one_line(error)}); remove it") from error
+        raise UserError(f"{path}: cannot read this table of responses ({reason_at(error, path)}); remove it") from error
 
 
 def read_tokens(path: Path, groups: Collection[str]) -> dict[tuple[str, int], tuple[list[str], list[float]]]:

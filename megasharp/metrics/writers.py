@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pydantic_core import from_json
 
-from megasharp.common.errors import UserError, one_line
+from megasharp.common.errors import UserError, reason_at
 from megasharp.common.files import cut_off, flush, settle_cuts
 
 if TYPE_CHECKING:
@@ -268,11 +268,13 @@ def parse_row(line: bytes) -> Row | None:
 
 
 def _cannot_write(path: Path, error: OSError) -> UserError:
-    return UserError(f"{path}: cannot write the metrics ({one_line(error)}); free space or repair the run folder")
+    return UserError(
+        f"{path}: cannot write the metrics ({reason_at(error, path)}); free space or repair the run folder"
+    )
 
 
 def _cannot_read(path: Path, error: OSError) -> UserError:
-    return UserError(f"{path}: cannot read the metrics ({one_line(error)}); check the run folder")
+    return UserError(f"{path}: cannot read the metrics ({reason_at(error, path)}); check the run folder")
 
 
 def _broken(path: Path, number: int) -> UserError:

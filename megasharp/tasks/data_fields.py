@@ -13,7 +13,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from megasharp.common.errors import UserError
+from megasharp.common.errors import UserError, reason_at
 
 Fields = Mapping[str, object]
 
@@ -27,7 +27,7 @@ def read_objects(path: Path, remedy: str) -> list[tuple[str, Fields]]:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise UserError(f"{path}: cannot read this data file ({error}); check data.path") from error
+        raise UserError(f"{path}: cannot read this data file ({reason_at(error, path)}); check data.path") from error
     objects = [parse_object(line, f"{path}:{row}") for row, line in enumerate(lines, start=1) if line.strip()]
     if not objects:
         raise UserError(f"{path}: no problems in this data file; {remedy}")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from megasharp.common.errors import UserError, one_line
+from megasharp.common.errors import UserError, one_line, reason_at
 from megasharp.common.lean_transformers import AutoTokenizer
 
 # The day that chat templates take for today: the one in Llama 3.1's own template.
@@ -206,7 +206,7 @@ def _generation_stops(path: Path) -> list[int]:
     try:
         value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
     except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}: not a JSON object ({one_line(error)}); repair or remove it") from error
+        raise UserError(f"{path}: not a JSON object ({reason_at(error, path)}); repair or remove it") from error
     stops = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(stop, int) and not isinstance(stop, bool) and stop >= 0 for stop in stops):
         raise UserError(f"{path}: 'eos_token_id' must be a token id or a list of them, got {value!r}")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from megasharp.common.errors import UserError, one_line
+from megasharp.common.errors import UserError, one_line, reason_at
 from megasharp.config.core import flat, parse_yaml
 from megasharp.config.synonyms import spelled
 
@@ -66,7 +66,7 @@ def read_text(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot read it: {one_line(error)}") from None
+        raise UserError(f"{path}: cannot read it: {reason_at(error, path)}") from None
     if not text.strip():
         raise UserError(f"{path} is empty")
     if "\0" in text or _MARK in text:

@@ -21,7 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megasharp.common.errors import NotAtHand, UserError, one_line
+from megasharp.common.errors import NotAtHand, UserError, one_line, reason_at
 from megasharp.common.exit_codes import note
 from megasharp.config.hub import absence, answer_of, go_offline, hub_is_off, is_commit, is_hub_id
 from megasharp.tasks.data_fields import Fields, parse_object
@@ -307,7 +307,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Fields]]:
                 if line.strip():
                     yield parse_object(line, f"{path}:{number}")
     except (OSError, EOFError) as error:
-        raise UserError(f"{path}: cannot read this file ({one_line(error)})") from error
+        raise UserError(f"{path}: cannot read this file ({reason_at(error, path)})") from error
 
 
 def _csv(path: Path) -> Iterator[tuple[str, Fields]]:
@@ -318,7 +318,7 @@ def _csv(path: Path) -> Iterator[tuple[str, Fields]]:
                     raise UserError(f"{path}, row {number}: another number of columns than its first line has")
                 yield f"{path}, row {number}", fields
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path}: cannot read this CSV file ({one_line(error)})") from error
+        raise UserError(f"{path}: cannot read this CSV file ({reason_at(error, path)})") from error
 
 
 def _list(path: Path) -> Iterator[tuple[str, Fields]]:
@@ -332,7 +332,7 @@ def _list(path: Path) -> Iterator[tuple[str, Fields]]:
             return
         raise UserError(f"{path}: cannot read this JSON file ({one_line(error)})") from error
     except (OSError, EOFError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot read this JSON file ({one_line(error)})") from error
+        raise UserError(f"{path}: cannot read this JSON file ({reason_at(error, path)})") from error
     lists = [each for each in value.values() if isinstance(each, list)] if isinstance(value, dict) else [value]
     if len(lists) != 1 or not isinstance(lists[0], list):
         raise UserError(f"{path}: a list of rows must stand here; write one, or one object a line in a .jsonl file")

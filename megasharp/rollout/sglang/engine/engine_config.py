@@ -33,7 +33,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from megasharp.common.errors import UserError
+from megasharp.common.errors import UserError, reason_at
 from megasharp.rollout.sglang.engine.attention_backends import (
     ATTENTION_KEYS,
     Capability,
@@ -421,7 +421,7 @@ def read_config(path: Path) -> EngineConfig:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: not a readable JSON file: {error}") from error
+        raise UserError(f"{path}: not a readable JSON file: {reason_at(error, path)}") from error
     if not isinstance(raw, dict):
         raise UserError(f"{path}: not a JSON object")
     if KEY_VARIABLE in os.environ:
