@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+
 from cases import each_case
 
-from megasharp.metrics.names import in_words
+import megasharp
+from megasharp.metrics.names import NAMES, PATTERNS, in_words
+
+PACKAGE = Path(megasharp.__file__).parent
+# A method's own metrics are named by the method, which stands in the key.
+GROUPS = {key.partition("/")[0] for key in NAMES} - {"method"}
 
 
 @each_case(
@@ -28,3 +37,17 @@ from megasharp.metrics.names import in_words
 )
 def test_a_metric_in_words(key: str, words: str) -> None:
     assert in_words(key) == words
+
+
+def unnamed(text: str) -> set[str]:
+    """Return the metrics that a program's text writes out and that no table names; a key's beginning ends with _."""
+    nodes = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
+    keys = {key for key in nodes if isinstance(key, str) and re.fullmatch(r"[a-z]+(/\w+)+(?<!_)", key)}
+    known = {key for key in keys if key in NAMES or any(re.fullmatch(pattern, key) for pattern in PATTERNS)}
+    return {key for key in keys - known if key.partition("/")[0] in GROUPS}
+
+
+def test_a_metric_that_the_package_writes_out_has_a_name_in_words() -> None:
+    found = {path.relative_to(PACKAGE): unnamed(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+    assert {path: keys for path, keys in found.items() if keys} == {}, "name them in megasharp/metrics/names.py"
+    assert unnamed('{"policy/loss": 1, "policy/of_a_new_kind": 2, "group/dropped_": 3}') == {"policy/of_a_new_kind"}
