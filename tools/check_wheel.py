@@ -31,6 +31,13 @@ SMALL = (
     *("eval.suites=[countdown_test]", "eval.n=1", "eval.k=[1]", "log.tensorboard=false"),
 )
 LOCATED = "import sys, megasharp; print(megasharp.__file__, *sys.path, *map(repr, sys.meta_path), sep='\\n')"
+# Prints the suites that are found, each with the data that its file names; fails where that data is not there.
+SUITES = """\
+from megasharp.config.core import SHIPPED
+from megasharp.evals.suites import SUITE_FOLDER, suite_source
+for path in sorted((SHIPPED / SUITE_FOLDER).glob("*.yaml")):
+    print(path.name, suite_source(path.stem)[1])
+"""
 TESTED = "from megasharp.config.core import SHIPPED; print((SHIPPED / 'constraints.txt').read_text(), end='')"
 
 
@@ -96,6 +103,13 @@ def check_presets(away: Away) -> None:
     expect("tp 2 x pp 2" in planned and "grpo, casp" in planned, f"megasharp plan of presets: {planned}")
 
 
+def check_suites(away: Away) -> None:
+    """Check that every suite of the repository is found, with the data that its file names."""
+    found = [line.split()[0] for line in away("python", "-c", SUITES).splitlines()]
+    there = sorted(path.name for path in (REPOSITORY / "configs" / "task").glob("*.yaml"))
+    expect(found == there, f"suites: {', '.join(sorted({*there} ^ {*found}))}")
+
+
 def check_quickstart(away: Away) -> None:
     """Check that the quickstart that is written out trains, on its own folder's model and data, and is reported."""
     *_, last = away("megasharp", "quickstart", "--out", "first").splitlines()
@@ -124,13 +138,13 @@ def main(arguments: Sequence[str]) -> int:
         root = Path(folder).resolve()
         (root / "empty").mkdir()
         away = Away(install(wheel, root / "environment"), root / "empty")
-        for check in (check_package, check_presets, check_quickstart):
+        for check in (check_package, check_presets, check_suites, check_quickstart):
             try:
                 check(away)
             except Failed as error:
                 print(f"{wheel.name}: {check.__name__}: {error}")
                 return 1
-    print(f"{wheel.name}: installed alone, it finds its presets, and trains and reports the quickstart")
+    print(f"{wheel.name}: installed alone, it finds its presets and suites, and trains and reports the quickstart")
     return 0
 
 
