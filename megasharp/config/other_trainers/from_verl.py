@@ -218,6 +218,8 @@ def _policy(t: Translation) -> None:
         # A dense model has neither.
         sizes |= {key: ranks} if ranks > 1 else {}
     t.ours |= {f"policy.{key}": value for key, value in sizes.items()}
+    if t.take(f"{megatron}.override_transformer_config.moe_enable_deepep") in (True, "true", "True"):
+        t.ours["policy.experts.dispatcher"] = "deepep"
     t.ours["policy.dp"] = t.whole("trainer.n_gpus_per_node", nodes * per_node, split, "policy.dp")
     if sizes["tp"] * sizes["pp"] == 1 and nodes * per_node > 1:
         t.notes.append(
@@ -267,6 +269,12 @@ def _engines(t: Translation) -> None:
     if t.given(f"{_ROLLOUT}.enable_prefix_caching") and not t.take(f"{_ROLLOUT}.enable_prefix_caching"):
         given["disable_radix_cache"] = True
     t.take(f"{_ROLLOUT}.enable_prefix_caching")
+    experts = f"{_ROLLOUT}.expert_parallel_size"
+    spread = int(t.take(experts) or 1)
+    if spread > 1 and tp % spread:
+        t.leave(experts, f"engines of rollout.tp {tp} spread experts by a divisor of it")
+    elif spread > 1:
+        given["ep_size"] = spread
     given |= t.below(f"{_ROLLOUT}.engine_kwargs.sglang")
     t.ours["rollout.engine"] = engine
     if engine == "sglang":

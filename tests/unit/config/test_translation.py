@@ -182,6 +182,25 @@ def of(trainer: str, text: str, path: Path) -> tuple[str, dict[str, Any]]:
         ),
         (
             "verl",
+            "run.sh",
+            "python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.tensor_model_parallel_size=8 \\\n"
+            "  actor_rollout_ref.rollout.expert_parallel_size=4 \\\n"
+            "  +actor_rollout_ref.actor.megatron.override_transformer_config.moe_token_dispatcher_type=flex \\\n"
+            "  +actor_rollout_ref.actor.megatron.override_transformer_config.moe_enable_deepep=True",
+            {"rollout.tp": 8, "rollout.sglang.ep_size": 4, "policy.experts.dispatcher": "deepep"},
+            [],
+        ),
+        (
+            "verl",
+            "wide.yaml",
+            "actor_rollout_ref: {rollout: {tensor_model_parallel_size: 4, expert_parallel_size: 16},"
+            " actor: {megatron: {override_transformer_config:"
+            " {moe_token_dispatcher_type: allgather, moe_enable_deepep: false}}}}",
+            {"rollout.tp": 4, "rollout.sglang.ep_size": None, "policy.experts.dispatcher": "allgather"},
+            ["actor_rollout_ref.rollout.expert_parallel_size: 16: engines of rollout.tp 4"],
+        ),
+        (
+            "verl",
             "r.yaml",
             "data: {train_batch_size: 8}",
             {"recipe.methods": []},
