@@ -39,6 +39,13 @@ def doctor(
             show_default=False,
         ),
     ] = False,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="GPU of the nodes, for the run's plan: h200, h100, b200, or its memory in MiB. Without it: h200.",
+            show_default=False,
+        ),
+    ] = None,
     runs: RunsFolder = Path("runs"),
 ) -> None:
     """Check GPUs, versions, disk, ports and links before a run. Exit code 1: something must be fixed first."""
@@ -50,8 +57,8 @@ def doctor(
             )
         raise typer.Exit(smoke_gpu(runs, typer.echo))
     if nodes:
-        raise typer.Exit(examine_all_nodes(config, overrides or [], runs))
-    if not examine_node(config, overrides or [], runs, typer.echo):
+        raise typer.Exit(examine_all_nodes(config, overrides or [], runs, gpu))
+    if not examine_node(config, overrides or [], runs, typer.echo, gpu):
         raise typer.Exit(1)
 
 
@@ -67,8 +74,11 @@ def smoke_gpu(runs: Path, say: Say) -> int:
     return int(failed)
 
 
-def examine_node(file: Path | None, overrides: Sequence[str], runs: Path, say: Say) -> bool:
-    """Examine this node, also as one of several of `examine_all_nodes`; return whether no check failed."""
+def examine_node(file: Path | None, overrides: Sequence[str], runs: Path, say: Say, gpu: str | None = None) -> bool:
+    """Examine this node, also as one of several of `examine_all_nodes`; return whether no check failed.
+
+    The run is planned for `gpu`; None is the planner's default.
+    """
     status("loading PyTorch, then checking this machine")
     from megasharp.cluster.slurm.doctor import examine as doctor
     from megasharp.cluster.slurm.doctor.findings import Patient, Place
@@ -84,11 +94,13 @@ def examine_node(file: Path | None, overrides: Sequence[str], runs: Path, say: S
     if file is None:
         patient = Patient(constraints=constraints, place=place)
     else:
-        patient = _patient_of_run(file, overrides, runs, constraints, place)
+        patient = _patient_of_run(file, overrides, runs, constraints, place, gpu)
     return doctor.report(doctor.examine(patient), say, doctor.name_of(place))
 
 
-def _patient_of_run(file: Path, overrides: Sequence[str], runs: Path, constraints: str, place: Place) -> Patient:
+def _patient_of_run(
+    file: Path, overrides: Sequence[str], runs: Path, constraints: str, place: Place, gpu: str | None
+) -> Patient:
     """Return what a run file expects of a node; sizes on disk are its plan's, none where its model is unknown."""
     from megasharp.cluster.slurm.doctor.findings import Patient
     from megasharp.config.core import find
@@ -96,7 +108,7 @@ def _patient_of_run(file: Path, overrides: Sequence[str], runs: Path, constraint
     from megasharp.planner.suggest import make_plan
     from megasharp.trainer.hub_inputs import hub_inputs
     from megasharp.trainer.plan import Options, ask
-    from megasharp.trainer.resolve.devices import device_of, gpus_needed
+    from megasharp.trainer.resolve.devices import asks_for_gpus, device_of, gpus_needed
     from megasharp.trainer.stored_config import resumed_config
 
     config = load_run(file, overrides)
@@ -110,7 +122,7 @@ def _patient_of_run(file: Path, overrides: Sequence[str], runs: Path, constraint
     plan = None
     # A finding says what is not at hand.
     with suppress(NotAtHand):
-        plan = make_plan(ask(config, str(file), Options()).request)
+        plan = make_plan(ask(config, str(file), Options(gpu=gpu if asks_for_gpus(config) else None)).request)
     return Patient(
         gpus_per_node=gpus,
         folders=tuple(str(find(folder)) for folder in folders),
@@ -177,8 +189,11 @@ def _memory_of_run(config: RunConfig, gpus: int, plan: Plan | None) -> Memory:
     return Memory(host=plan.host if plan else 0, processes=gpus * (2 if both else 1), shared=shared, store=store)
 
 
-def examine_all_nodes(file: Path | None, overrides: Sequence[str], runs: Path) -> int:
-    """Examine every node of this Slurm job; return the exit code. Raises UserError outside of a job."""
+def examine_all_nodes(file: Path | None, overrides: Sequence[str], runs: Path, gpu: str | None = None) -> int:
+    """Examine every node of this Slurm job, planning the run for `gpu`; return the exit code.
+
+    Raises UserError outside of a job.
+    """
     from megasharp.cluster.slurm.doctor.examine import across, node_names
 
     listed = os.environ.get("SLURM_JOB_NODELIST")
@@ -192,6 +207,7 @@ def examine_all_nodes(file: Path | None, overrides: Sequence[str], runs: Path) -
             f"--runs {runs} cannot be made ({reason_at(error, runs)}); give a folder that all nodes see"
         ) from None
     arguments = [str(file), *overrides] if file is not None else []
+    arguments += ["--gpu", gpu] if gpu is not None else []
     command = [sys.executable, "-P", "-m", "megasharp.cli", "doctor", *arguments, "--runs", str(runs)]
     # In the runs' folder, because all nodes have to see that one.
     with tempfile.TemporaryDirectory(prefix=".megasharp-doctor-", dir=runs.absolute()) as meeting:

@@ -300,7 +300,8 @@ def _training(asked: Asked) -> list[str]:
 
 
 def _doctor(asked: Asked) -> list[str]:
-    return [str(asked.file.absolute()), *asked.overrides, "--runs", str(asked.runs.absolute())]
+    gpu = ["--gpu", asked.options.gpu] if asked.options.gpu is not None else []
+    return [str(asked.file.absolute()), *asked.overrides, "--runs", str(asked.runs.absolute()), *gpu]
 
 
 def _evaluation(asked: Asked, config: RunConfig, run: Path) -> list[str]:

@@ -23,6 +23,8 @@ from megasharp.cluster.slurm.doctor.findings import Engines, Finding, Patient, P
 from megasharp.cluster.slurm.doctor.meeting import Meeting, meet, try_shared_files
 from megasharp.common.errors import UserError
 from megasharp.common.files import SHARED_MEMORY, Scratch
+from megasharp.planner import suggest
+from megasharp.planner.records import Request
 from megasharp.rollout.sglang.client.launch import FleetSettings
 
 REPOSITORY = Path(__file__).parents[4]
@@ -122,6 +124,18 @@ def test_what_a_run_wants_of_a_node_is_looked_for(
     monkeypatch.setattr(doctor, "examine", lambda patient: asked.append(patient) or ())
     examine_node(REPOSITORY / "examples" / "quickstart" / "run.yaml", keys, tmp_path, print)
     assert [patient.gpus_per_node for patient in asked] == [wanted]
+
+
+@each_case(("keys", "planned"), [(["policy.device=cuda"], "h100"), (["policy.device=cpu"], None)])
+def test_a_run_is_planned_for_the_gpu_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: list[str], planned: str | None
+) -> None:
+    asked: list[Request] = []
+    real = suggest.make_plan
+    monkeypatch.setattr(suggest, "make_plan", lambda request: asked.append(request) or real(request))
+    monkeypatch.setattr(doctor, "examine", lambda patient: ())
+    examine_node(REPOSITORY / "examples" / "quickstart" / "run.yaml", keys, tmp_path, print, "h100")
+    assert [each.machines.gpu and each.machines.gpu.name for each in asked] == [planned]
 
 
 def test_a_lost_gpu_is_a_finding_and_the_other_checks_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
