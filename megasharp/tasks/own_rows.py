@@ -122,6 +122,9 @@ def _items(
     before = ""
     for number, (where, found) in enumerate(rows, start=1):
         fields = plain_columns(found)
+        for key, option in ((prompt_key, "data.prompt_key"), (answer_key, "data.answer_key")):
+            if key is not None and key in found and key not in fields:
+                raise UserError(f"{where}: '{key}' ({option}) holds {type(found[key]).__name__}; write it as text")
         prompt = _column(fields, prompt_key, "data.prompt_key", where)
         turns, question = _turns(prompt, prompt_key, columns, fields, where)
         answer = None if answer_key is None else _answer(fields, answer_key, where)

@@ -313,7 +313,11 @@ def _lines(path: Path) -> Iterator[tuple[str, Fields]]:
 def _csv(path: Path) -> Iterator[tuple[str, Fields]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            for number, fields in enumerate(csv.DictReader(file, strict=True), start=1):
+            rows = csv.DictReader(file, strict=True)
+            names = [*filter(None, rows.fieldnames or ())]
+            if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+                raise UserError(f"{path}: its first line names the column {twice[0]!r} twice; rename one")
+            for number, fields in enumerate(rows, start=1):
                 if None in fields or None in fields.values():
                     raise UserError(f"{path}, row {number}: another number of columns than its first line has")
                 yield f"{path}, row {number}", fields

@@ -214,6 +214,19 @@ def test_an_odd_row_is_one_line(rows: list[dict[str, object]], keys: str, messag
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_column_of_two_places_or_of_bytes_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(",a,,a,b\n0,1,2,3,4\n")
+    datasets.Dataset.from_dict({"q": [b"1+1"], "a": ["2"]}).to_parquet(str(tmp_path / "rows.parquet"))
+    for path, keys, message in (
+        ("rows.csv", "prompt_key: b", "its first line names the column 'a' twice; rename one"),
+        ("rows.parquet", "prompt_key: q", "row 1: 'q' (data.prompt_key) holds bytes; write it as text"),
+        ("rows.parquet", "prompt_key: a, answer_key: q", "row 1: 'q' (data.answer_key) holds bytes; write it as text"),
+    ):
+        with pytest.raises(UserError) as caught:
+            problems(tmp_path, f"path: {path}, {keys}")
+        assert str(caught.value).endswith(message)
+
+
 def test_what_is_no_rows_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_bytes(b'{"prompt": "\xff"}\n')
     (tmp_path / "empty").mkdir()
