@@ -354,9 +354,27 @@ def suggestions_text(found: Sequence[Suggestion], own: Plan) -> str:
             f"'{key}=[{','.join(value)}]'" if isinstance(value, list) else f"{key}={value}"
             for key, value in one.keys.items()
         )
-        lines += ["", *_wrapped(f"{number}", keys), *_wrapped("", "; ".join(one.reasons))]
+        lines += ["", *_wrapped(f"{number}", keys), *_wrapped("", "; ".join([*one.reasons, *_gains(one.plan, own)]))]
         lines += _alternatives(one) if number == 1 else []
+    ranges = [plan.step_range for plan in (own, *(one.plan for one in found)) if plan.step_range is not None]
+    if len(ranges) > 1 and max(low for low, _ in ranges) <= min(high for _, high in ranges):
+        lines += ["", *_wrapped("note", "all of these ranges overlap: measure some steps of each before you choose")]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _gains(plan: Plan, own: Plan) -> Iterator[str]:
+    """Yield the parts of a step that differ from the file's own by 1 % of its step or more, the largest first.
+
+    The rollout follows from `rollout.*`, `annotate` and `update` from `policy.*`.
+    """
+    before = {time.name: time.seconds or 0.0 for time in own.times}
+    changed = {time.name: (time.seconds or 0.0) - before.get(time.name, 0.0) for time in plan.times}
+    least = 0.01 * (own.step_seconds or 0.0)
+    parts = sorted(
+        (name for name, by in changed.items() if abs(by) >= least > 0.0), key=lambda name: -abs(changed[name])
+    )
+    if parts:
+        yield "beside the file's own: " + ", ".join(f"{name} {changed[name]:+.0f} s" for name in parts)
 
 
 def _alternatives(one: Suggestion) -> Iterator[str]:

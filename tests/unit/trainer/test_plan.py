@@ -571,6 +571,21 @@ def test_suggestions_fit_and_are_ranked(tmp_path: Path) -> None:
     assert "file        the run file's own layout: " in text
 
 
+def test_suggestions_say_which_part_of_a_step_they_change_and_that_ranges_overlap(tmp_path: Path) -> None:
+    question = asked(tmp_path, "qwen3-32b", options=Options(nodes=4))
+    own = make_plan(question.request)
+    (first,) = suggest(question.request, 1)
+    before = {time.name: time.seconds or 0.0 for time in own.times}
+    faster = tuple(replace(time, seconds=time.seconds - 50) if time.name == "rollout" else time for time in own.times)
+    one = replace(first, plan=replace(own, times=faster, step_seconds=own.step_seconds - 50))
+    text = " ".join(suggestions_text([one], own).split())
+    assert "beside the file's own: rollout -50 s" in text and before["rollout"] > 50
+    assert "beside" not in suggestions_text([replace(first, plan=own)], own)
+    assert "all of these ranges overlap" in " ".join(suggestions_text([replace(first, plan=own)], own).split())
+    half = replace(first, plan=replace(own, step_seconds=own.step_seconds / 2))
+    assert "overlap" not in suggestions_text([half], own)
+
+
 def test_of_layouts_as_fast_the_simplest_is_first_and_the_others_are_compared() -> None:
     """A driver that takes most of a step puts all layouts within 5 %: then the one of fewer stages comes first."""
     file = EXAMPLES / "qwen2.5-32b-casp" / "run.yaml"
