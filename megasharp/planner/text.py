@@ -88,7 +88,7 @@ def plan_tree(request: Request, plan: Plan, notes: Sequence[str], suggestions: S
         "host_bytes_per_node": plan.host,
         "problems": [dataclasses.asdict(problem) for problem in plan.problems],
         "notes": [*notes, *limits_of_predictions(request)],
-        "suggestions": [_suggestion(one) for one in suggestions],
+        "suggestions": [_suggestion(one, plan) for one in suggestions],
     }
 
 
@@ -284,7 +284,7 @@ def _engines(request: Request, engine: EngineMemory | None) -> Tree | None:
     }
 
 
-def _suggestion(one: Suggestion) -> Tree:
+def _suggestion(one: Suggestion, own: Plan) -> Tree:
     return {
         "keys": one.keys,
         "step_seconds": one.plan.step_seconds,
@@ -293,6 +293,7 @@ def _suggestion(one: Suggestion) -> Tree:
         **_range("tokens_per_second_per_gpu_in_use", one.plan.rate_range),
         "packed_tokens_per_second_per_gpu_in_use": one.plan.packed_tokens_per_second_per_gpu,
         **_range("packed_tokens_per_second_per_gpu_in_use", one.plan.packed_rate_range),
+        "seconds_beside_own": _changes(one.plan, own),
         "bubble_share": one.plan.bubble,
         "fullest_bytes": one.plan.fullest,
         "reasons": list(one.reasons),
@@ -362,19 +363,22 @@ def suggestions_text(found: Sequence[Suggestion], own: Plan) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _gains(plan: Plan, own: Plan) -> Iterator[str]:
-    """Yield the parts of a step that differ from the file's own by 1 % of its step or more, the largest first.
+def _changes(plan: Plan, own: Plan) -> dict[str, float]:
+    """Return by how many seconds the parts of a step differ from the file's own, the largest change first.
 
     The rollout follows from `rollout.*`, `annotate` and `update` from `policy.*`.
     """
     before = {time.name: time.seconds or 0.0 for time in own.times}
-    changed = {time.name: (time.seconds or 0.0) - before.get(time.name, 0.0) for time in plan.times}
+    changes = {time.name: (time.seconds or 0.0) - before.get(time.name, 0.0) for time in plan.times}
+    return dict(sorted(changes.items(), key=lambda item: -abs(item[1])))
+
+
+def _gains(plan: Plan, own: Plan) -> Iterator[str]:
+    """Yield the changes of a step's parts that are 1 % of the file's own step or more."""
     least = 0.01 * (own.step_seconds or 0.0)
-    parts = sorted(
-        (name for name, by in changed.items() if abs(by) >= least > 0.0), key=lambda name: -abs(changed[name])
-    )
+    parts = [f"{name} {by:+.0f} s" for name, by in _changes(plan, own).items() if abs(by) >= least > 0.0]
     if parts:
-        yield "beside the file's own: " + ", ".join(f"{name} {changed[name]:+.0f} s" for name in parts)
+        yield f"beside the file's own: {', '.join(parts)}"
 
 
 def _alternatives(one: Suggestion) -> Iterator[str]:

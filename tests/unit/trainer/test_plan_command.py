@@ -125,7 +125,8 @@ def leaves(tree: object) -> Iterator[Any]:
 
 
 def shown(value: float) -> set[str]:
-    """How a text may show a number: sizes in GB, MB or kB, shares in per cent, ends of ranges by three digits."""
+    """How a text may show a number: sizes in GB, MB or kB, shares in per cent, ranges by three digits; no sign."""
+    value = abs(value)
     scaled = (value, value / 1e9, value / 1e6, value / 1e3, 100 * value)
     found = {f"{number:{form}}" for number in scaled for form in (",", ".0f", ",.0f", ".1f", ".2f", ".3f")}
     return found | {range_text((value, value))}
