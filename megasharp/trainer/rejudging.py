@@ -86,7 +86,9 @@ def _with_samples(folder: Path, asked: Asked) -> tuple[Asked, dict[str, Suite], 
     """Return the suite of each name that a folder has samples of, of those that are asked for; and the folder's run."""
     there = {name: name.removesuffix(WITH_MEMORY) for name in suites_with_samples(folder)}
     if not there:
-        below = [path.parent.name for path in sorted(folder.glob(f"*/{FOLDER}"))]
+        # A run's evaluations are two levels below it.
+        found = [*folder.glob(f"*/{FOLDER}"), *folder.glob(f"*/*/{FOLDER}")]
+        below = [str(path.parent.relative_to(folder)) for path in sorted(found)]
         if below:
             named = ", ".join([*below[:8], *(["..."] if below[8:] else [])])
             raise UserError(f"{folder}: no samples here, but in its folders {named}; give one of them")

@@ -247,6 +247,14 @@ def test_a_folder_of_several_temperatures_names_theirs(evaluated: Path) -> None:
         rejudge_folder(evaluated.parent / "sweep", asked(evaluated), False, lambda _: None, lambda _: None)
 
 
+def test_a_run_names_its_evaluations(evaluated: Path) -> None:
+    run = evaluated.parent / "run"
+    (run / "evals").mkdir(parents=True)
+    (run / "evals" / "step_000003").symlink_to(evaluated)
+    with pytest.raises(UserError, match="no samples here, but in its folders evals/step_000003; give one of them"):
+        rejudge_folder(run, asked(evaluated), False, lambda _: None, lambda _: None)
+
+
 def test_a_judgement_is_not_judged_again(evaluated: Path) -> None:
     rejudge_folder(evaluated, asked(evaluated), False, lambda _: None, lambda _: None)
     with pytest.raises(UserError, match="a judgement of samples, which keeps no texts"):
