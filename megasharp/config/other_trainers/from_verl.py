@@ -252,8 +252,8 @@ def _adapters(t: Translation) -> None:
     if rank:
         t.ours |= {"policy.lora.rank": rank, "policy.lora.alpha": alpha}
         for key in targets:
-            if t.take(key) != "all-linear":
-                t.leave(key, "policy.lora.targets are qkv, proj, fc1, fc2; all four are the default")
+            if t.take(key) not in (None, "all-linear") and (named := t.named(key)):
+                t.ours["policy.lora.targets"] = listed(named)
     t.without_use("there are no adapters, or they are of all linear maps", *targets)
 
 

@@ -201,6 +201,14 @@ def of(trainer: str, text: str, path: Path) -> tuple[str, dict[str, Any]]:
         ),
         (
             "verl",
+            "adapters.sh",
+            "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.lora_rank=16 \\\n"
+            "  actor_rollout_ref.model.target_modules='[q_proj,v_proj,down_proj,embed_tokens]'",
+            {"policy.lora.rank": 16, "policy.lora.targets": ["qkv", "fc2"]},
+            ["actor_rollout_ref.model.target_modules: "],
+        ),
+        (
+            "verl",
             "r.yaml",
             "data: {train_batch_size: 8}",
             {"recipe.methods": []},
