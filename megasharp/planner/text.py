@@ -15,7 +15,7 @@ from megasharp.planner.formulas import Lengths
 from megasharp.planner.memory import ANNOTATION, HANDOVER, SAMPLING, TRAINING, run_text
 from megasharp.planner.records import EngineMemory, Machines, Network, Plan, Request, StageMemory, range_text
 from megasharp.planner.seconds import loss
-from megasharp.planner.suggest import Suggestion
+from megasharp.planner.suggest import Suggestion, changes, gains, overlap
 from megasharp.planner.transport import NETWORK, PROMPT_TOKEN, RESPONSE_TOKEN
 from megasharp.planner.warnings import limits_of_predictions
 
@@ -293,7 +293,7 @@ def _suggestion(one: Suggestion, own: Plan) -> Tree:
         **_range("tokens_per_second_per_gpu_in_use", one.plan.rate_range),
         "packed_tokens_per_second_per_gpu_in_use": one.plan.packed_tokens_per_second_per_gpu,
         **_range("packed_tokens_per_second_per_gpu_in_use", one.plan.packed_rate_range),
-        "seconds_beside_own": _changes(one.plan, own),
+        "seconds_beside_own": changes(one.plan, own),
         "bubble_share": one.plan.bubble,
         "fullest_bytes": one.plan.fullest,
         "reasons": list(one.reasons),
@@ -355,30 +355,11 @@ def suggestions_text(found: Sequence[Suggestion], own: Plan) -> str:
             f"'{key}=[{','.join(value)}]'" if isinstance(value, list) else f"{key}={value}"
             for key, value in one.keys.items()
         )
-        lines += ["", *_wrapped(f"{number}", keys), *_wrapped("", "; ".join([*one.reasons, *_gains(one.plan, own)]))]
+        lines += ["", *_wrapped(f"{number}", keys), *_wrapped("", "; ".join([*one.reasons, *gains(one.plan, own)]))]
         lines += _alternatives(one) if number == 1 else []
-    ranges = [plan.step_range for plan in (own, *(one.plan for one in found)) if plan.step_range is not None]
-    if len(ranges) > 1 and max(low for low, _ in ranges) <= min(high for _, high in ranges):
+    if overlap([own, *(one.plan for one in found)]):
         lines += ["", *_wrapped("note", "all of these ranges overlap: measure some steps of each before you choose")]
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _changes(plan: Plan, own: Plan) -> dict[str, float]:
-    """Return by how many seconds the parts of a step differ from the file's own, the largest change first.
-
-    The rollout follows from `rollout.*`, `annotate` and `update` from `policy.*`.
-    """
-    before = {time.name: time.seconds or 0.0 for time in own.times}
-    changes = {time.name: (time.seconds or 0.0) - before.get(time.name, 0.0) for time in plan.times}
-    return dict(sorted(changes.items(), key=lambda item: -abs(item[1])))
-
-
-def _gains(plan: Plan, own: Plan) -> Iterator[str]:
-    """Yield the changes of a step's parts that are 1 % of the file's own step or more."""
-    least = 0.01 * (own.step_seconds or 0.0)
-    parts = [f"{name} {by:+.0f} s" for name, by in _changes(plan, own).items() if abs(by) >= least > 0.0]
-    if parts:
-        yield f"beside the file's own: {', '.join(parts)}"
 
 
 def _alternatives(one: Suggestion) -> Iterator[str]:
