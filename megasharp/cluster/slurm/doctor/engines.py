@@ -6,8 +6,6 @@ It is asked in a process of its own, with the environment of an engine, also whe
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,11 +13,9 @@ from megasharp.cluster.slurm.doctor.findings import Engines, Finding
 from megasharp.cluster.slurm.doctor.gpu_state import driver
 from megasharp.cluster.slurm.gpus import Node
 from megasharp.common.errors import UserError
-from megasharp.rollout.sglang.client.health import check_engines
-from megasharp.rollout.sglang.client.launch import check_python, environment, how_to_build
+from megasharp.rollout.sglang.client.health import check_engines, run_python
+from megasharp.rollout.sglang.client.launch import how_to_build
 
-# On a cold shared disk torch alone takes a minute.
-_LIMIT_S = 300.0
 _ERROR = "error: "
 # Runs in the engines' Python. Libraries with kernels are imported, because one for another CUDA shows only then.
 _CARD = """
@@ -87,22 +83,9 @@ def read_card(engines: Engines) -> Card | str:
     """Ask the engines' Python for its card; a line that says why it has none."""
     settings = engines.settings
     try:
-        check_python(settings)
-        ended = subprocess.run(
-            [str(settings.python.absolute()), "-c", _CARD, settings.device],
-            env=environment(settings, 0, os.environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-            check=False,
-        )
+        ended = run_python(settings, ["-c", _CARD, settings.device])
     except UserError as error:
         return str(error)
-    except OSError as error:
-        return f"it does not run ({error.strerror})"
-    except subprocess.TimeoutExpired:
-        return f"it did not answer in {_LIMIT_S:.0f} s; is its disk slow, or gone?"
     if ended.returncode == 0:
         return Card(**json.loads(ended.stdout.splitlines()[-1]))
     last = " ".join(ended.stderr.strip().splitlines()[-1:]) or f"exit code {ended.returncode}"

@@ -138,6 +138,7 @@ def _missed(health: Health, reason: str, dead_after: int) -> Health:
     return replace(health, condition=condition, missed=missed, reason=reason)
 
 
+# On a cold shared disk torch alone takes a minute.
 _LIMIT_S = 300.0
 # Nothing listens during a check.
 _NO_PORT = 1
@@ -175,7 +176,6 @@ def check_installed_engines(settings: FleetSettings) -> None:
 
     Takes part of a second, and needs no GPU.
     """
-    check_python(settings)
     _ask(settings, ["-c", _INSTALLED, settings.device], "")
 
 
@@ -184,17 +184,20 @@ def check_engines(settings: FleetSettings, where: str) -> None:
 
     `where` names the configuration file.
     """
-    check_python(settings)
     with Scratch("megasharp-check-") as folder:
         config = folder / "engine.json"
         config.write_text(json.dumps(engine_config(settings, _NO_PORT, "check")), encoding="utf-8")
         _ask(settings, ["-m", ENGINE_MODULE, "--check", str(config)], where)
 
 
-def _ask(settings: FleetSettings, arguments: Sequence[str], where: str) -> None:
-    """Run the engines' Python; its last line, where it fails, is the error's reason."""
+def run_python(settings: FleetSettings, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run the engines' Python with an engine's environment, to its end. Raises UserError where it does not come to one.
+
+    It must not outlive the caller's patience on a disk that is gone, so its time is limited.
+    """
+    check_python(settings)
     try:
-        ended = subprocess.run(
+        return subprocess.run(
             [str(settings.python.absolute()), *arguments],
             env=environment(settings, 0, os.environ),
             stdin=subprocess.DEVNULL,
@@ -203,8 +206,16 @@ def _ask(settings: FleetSettings, arguments: Sequence[str], where: str) -> None:
             timeout=_LIMIT_S,
             check=False,
         )
+    except OSError as error:
+        raise UserError(f"rollout.python: {settings.python}: it does not run ({error.strerror})") from error
     except subprocess.TimeoutExpired as error:
-        raise RunFailed(f"{settings.python} did not judge the engines' configuration in {_LIMIT_S:g} s") from error
+        slow = f"it did not answer in {_LIMIT_S:g} s; is its disk slow, or gone?"
+        raise RunFailed(f"rollout.python: {settings.python}: {slow}") from error
+
+
+def _ask(settings: FleetSettings, arguments: Sequence[str], where: str) -> None:
+    """Run the engines' Python; its last line, where it fails, is the error's reason."""
+    ended = run_python(settings, arguments)
     if ended.returncode == 0:
         return
     if ended.returncode < 0:

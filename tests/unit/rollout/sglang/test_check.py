@@ -72,6 +72,13 @@ def test_a_python_that_is_not_there(tmp_path: Path) -> None:
         check_engines(FleetSettings(python=tmp_path / "nowhere", model=tmp_path, log_folder=tmp_path), "run.yaml")
 
 
+def test_a_python_that_cannot_be_started_is_a_users_mistake(tmp_path: Path) -> None:
+    settings = stand_in(tmp_path, "exit 0")
+    settings.python.chmod(0o600)
+    with pytest.raises(UserError, match=r"^rollout\.python: .*: it does not run \(Permission denied\)$"):
+        check_installed_engines(settings)
+
+
 def test_what_lies_where_the_user_is_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trainer's own Python comes as far as SGLang, which it lacks."""
     (tmp_path / "config.json").write_text("{}")
