@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tests.soak.faults import FAULTS, Target, deck, shift_clock
 from tests.soak.runs import FleetRun, SlurmRun, SoakRun, newest_checkpoint, training_rows
 
 KINDS: dict[str, type[FleetRun] | type[SlurmRun]] = {"fleet": FleetRun, "slurm": SlurmRun}
-# Of the run under Slurm all ranks and engines of the other are not there.
+# The job has engines in its ranks' own processes.
 _NOT_THERE = {"fleet": (), "slurm": ("engine killed",)}
 _CALM_BETWEEN_S = 8.0
 _HANGS_S = 900.0
@@ -76,7 +77,7 @@ def run_round(folder: Path, result: Round) -> None:
         if result.calm:
             samples = _observe(target)
         else:
-            _disturb(target, result, began)
+            _disturb(target, result, began, _drawn_before(folder, result))
         result.minutes = (time.monotonic() - began) / 60
         result.by_hand = run.by_hand()
         result.findings += target.findings
@@ -114,14 +115,13 @@ def _observe(target: Target) -> list[tuple[int, float]]:
     return samples
 
 
-def _disturb(target: Target, result: Round, began: float) -> None:
+def _disturb(target: Target, result: Round, began: float, drawn: int) -> None:
     """Draw a pause and a fault, again and again: each once the run has a checkpoint that it had not at the last one.
 
     Two restarts from one checkpoint are given up by design, so a fault waits for the next.
     """
-    kinds = deck([kind for kind in FAULTS if kind not in _NOT_THERE[result.kind]], _deck_of(result))
-    for _ in range(result.number * 7 % len(FAULTS)):
-        next(kinds)
+    possible = [kind for kind in FAULTS if kind not in _NOT_THERE[result.kind]]
+    kinds = islice(deck(possible, random.Random(f"{result.seed}-{result.kind}")), drawn, None)
     before = ""
     while target.tend():
         newest = newest_checkpoint(target.root)
@@ -142,9 +142,10 @@ def _disturb(target: Target, result: Round, began: float) -> None:
         before = newest_checkpoint(target.root)
 
 
-def _deck_of(result: Round) -> random.Random:
-    """Rounds of one kind draw from one deck, so that all faults come equally often."""
-    return random.Random(f"{result.seed}-{result.kind}")
+def _drawn_before(folder: Path, result: Round) -> int:
+    """Count the faults of earlier rounds of the kind: all draw from one deck, so that each comes equally often."""
+    earlier = (file_of(folder, result.kind, number) for number in range(result.number))
+    return sum(len(json.loads(path.read_text())["faults"]) for path in earlier if path.exists())
 
 
 def _keep(root: Path, logs: Path) -> None:
