@@ -649,7 +649,7 @@ def test_the_disk_of_a_long_run_is_counted_by_retention(tmp_path: Path) -> None:
     whole = of("log.rollouts.keep_last=null").disk
     assert whole.rollouts * 1400 == plan.disk.rollouts * 5000
     apart = of("log.rollouts={tokens: 300000, tokens_keep_last: 50}").disk
-    assert apart.rollout_tokens == 50 * 5 * 2 * 16 * 8192
+    assert apart.rollout_tokens == 50 * (2_000 + 5 * 2 * 16 * 8192)
     assert of("log.rollouts=null", "log.tensorboard=false").disk.total == plan.disk.checkpoints + plan.disk.metrics
     kept = of("checkpoint={every: 100, keep_last: 2, keep_every: 1000, keep_best: eval/dev/pass@1}").disk
     # Steps 1,000 to 5,000 by thousands, the two newest, the best and the one being written.
