@@ -1,6 +1,7 @@
 """`make test-soak`, or `python -m tests.soak [--minutes 60] [--seed N] [--folder F]`: rounds until the time is used up.
 
-Each round is a whole run under random faults: one over SGLang engines under Ray, then one under Slurm, in turn. The
+Each round is a whole run under random faults: over SGLang engines under Ray and under Slurm, in turn; four undisturbed
+ones, which they are compared with, come on top. The
 folder keeps a file for each round that came to its end, so that the same command goes on where it was stopped. Needs
 root, `.ci/packages` and `make fleet`. Exit code 1 where something was found that must not be.
 """
@@ -13,6 +14,7 @@ import random
 import sys
 from pathlib import Path
 
+from megasharp.common.files import held
 from tests.soak.apart import run_apart
 from tests.soak.round import KINDS, Round, compile_clock, file_of
 from tests.soak.table import compare_pass_at_k, table
@@ -38,26 +40,33 @@ def main() -> int:
     given = parser.parse_args()
     folder = given.folder.resolve()
     (folder / "rounds").mkdir(parents=True, exist_ok=True)
-    seed = _seed(folder, given.seed)
+    with held(folder, f"{folder} is in use by another soak"):
+        return _soak(folder, _seed(folder, given.seed), given.minutes, long=given.long)
+
+
+def _soak(folder: Path, seed: int, minutes: float, *, long: bool) -> int:
     print(f"soak with --seed {seed} in {folder}", flush=True)
+    if rounds(folder):
+        print("it goes on after the rounds there; remove the folder to begin anew", flush=True)
     compile_clock(folder)
     # The job is compared with its undisturbed run as soon as it ends, the other with several when all are done.
     _finish(folder, "slurm", 0, seed, STEPS["slurm"], calm=True)
     number = _FIRST
-    while sum(one.minutes for one in rounds(folder) if not one.calm) < given.minutes:
+    while sum(one.minutes for one in rounds(folder) if not one.calm) < minutes:
         kind = tuple(KINDS)[number % len(KINDS)]
         _finish(folder, kind, number, seed, STEPS[kind], calm=False)
         number += 1
     for calm in range(_CALM_FLEET_ROUNDS):
         _finish(folder, "fleet", calm, seed, STEPS["fleet"], calm=True)
-    if given.long:
+    if long:
         for kind, steps in LONG.items():
             _finish(folder, kind, _LONG, seed, steps, calm=True)
     done = rounds(folder)
-    text = "\n".join([*table(done), "", *compare_pass_at_k(folder, done)])
+    compared, findings = compare_pass_at_k(folder, done, STEPS["fleet"])
+    text = "\n".join([*table(done), "", *compared, *(f"- {finding}" for finding in findings)])
     (folder / "table.md").write_text(text + "\n")
     print(text)
-    return int(any(one.findings for one in done))
+    return int(bool(findings) or any(one.findings for one in done))
 
 
 def _seed(folder: Path, given: int | None) -> int:
@@ -91,4 +100,7 @@ def rounds(folder: Path) -> list[Round]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("stopped; the same command goes on after the last whole round")

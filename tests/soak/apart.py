@@ -10,10 +10,13 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from megasharp.common.parent_death import ended_with_parent
 
 DISK_MB = 1500
 # The shell is the first process of the namespace: it collects orphans that end. Slurm resolves no name where 127.0.0.1
@@ -44,7 +47,9 @@ def run_apart(command: Sequence[str], folder: Path) -> int:
         path.mkdir(parents=True, exist_ok=True)
     namespaces = ["--pid", "--mount", "--ipc", "--net", "--uts", "--fork", "--mount-proc", "--kill-child"]
     inside = ["bash", "-c", _INSIDE.format(size=DISK_MB), "bash", str(temporary), str(disk)]
-    return subprocess.run(["unshare", *namespaces, *inside, *command], check=False).returncode
+    # However this process ends, so does `unshare`, and with it all that is inside.
+    ending = ended_with_parent()
+    return subprocess.run(["unshare", *namespaces, *inside, *command], preexec_fn=ending, check=False).returncode
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,12 @@ class Left:
 def left() -> Left:
     """Look for processes, for files of shared memory and for ports, of TCP, that somebody listens on."""
     own = {1, os.getpid()}
-    processes = [" ".join(one.cmdline()[:8]) or one.name() for one in psutil.process_iter() if one.pid not in own]
+    processes = []
+    for one in psutil.process_iter():
+        # One that ends meanwhile is not left; a zombie is, until the shell has collected it.
+        with suppress(psutil.NoSuchProcess):
+            if one.pid not in own:
+                processes.append(f"{one.name()} ({one.status()})")
     shared = [str(path) for path in Path("/dev/shm").iterdir()]
     return Left(processes, shared, _ports())
 

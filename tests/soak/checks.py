@@ -6,17 +6,17 @@ import json
 import random
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import pairwise
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow.parquet as pq
 
 from megasharp.checkpoint.recorded import complete_steps
 from megasharp.checkpoint.store import CheckpointStore, step_name
-from tests.soak.runs import SEED, SoakRun, training_rows
+from tests.soak.runs import SEED, SoakRun
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Times, memory, and counts that belong to one attempt and not to the history.
@@ -24,6 +24,7 @@ _OF_THE_CLOCK = ("time", "update/", "mem/", "gpu/", "rollout/tokens_per_second")
 # Counts of judging processes that ended: they tell of the killed one, and what it had was judged again.
 _OF_THE_JUDGE = ("reward/killed", "reward/died", "reward/retried")
 MB_PER_100_STEPS = 1.0
+RESPONSES = 8
 _COPY_STEPS = 2
 
 
@@ -36,17 +37,51 @@ def history(root: Path) -> list[dict[str, float]]:
 def groups(root: Path) -> list[tuple[int, str]]:
     """Return step and prompt of every group that was trained on, in order."""
     found: dict[tuple[int, int], str] = {}
-    for path in sorted(root.glob("rollouts/*.parquet")):
-        table = pq.read_table(path, columns=["step", "group_id", "prompt_id"]).to_pylist()
-        found |= {(row["step"], row["group_id"]): row["prompt_id"] for row in table}
+    for row in _responses(root):
+        found.setdefault((row["step"], row["group_id"]), row["prompt_id"])
     return [(step, prompt) for (step, _), prompt in found.items()]
+
+
+def whole_groups(root: Path) -> list[str]:
+    """Each group has each of its responses once."""
+    indices: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for row in _responses(root):
+        indices[row["step"], row["group_id"]].append(row["index"])
+    odd = [place for place, found in indices.items() if sorted(found) != list(range(RESPONSES))]
+    return [f"{len(odd)} groups have not {RESPONSES} responses, each once: (step, group) {odd[:3]}"] if odd else []
+
+
+def _responses(root: Path) -> list[dict[str, Any]]:
+    columns = ["step", "group_id", "prompt_id", "index"]
+    paths = sorted(root.glob("rollouts/*.parquet"))
+    return [row for path in paths for row in pq.read_table(path, columns=columns).to_pylist()]
 
 
 def weights(root: Path) -> dict[str, str]:
     """Return the hashes of the newest checkpoint's files of weights and optimizer state."""
+    manifest = newest_manifest(root)
+    found = {name: entry["sha256"] for name, entry in manifest["files"].items() if name.endswith(".distcp")}
+    assert found, "no file of weights in the last checkpoint"
+    return found
+
+
+def newest_manifest(root: Path) -> dict[str, Any]:
+    """Read the manifest of the newest complete checkpoint."""
     checkpoints = root / "checkpoints"
-    manifest = json.loads((checkpoints / step_name(complete_steps(checkpoints)[-1]) / "manifest.json").read_text())
-    return {name: entry["sha256"] for name, entry in manifest["files"].items() if name.endswith(".distcp")}
+    path = checkpoints / step_name(complete_steps(checkpoints)[-1]) / "manifest.json"
+    return cast("dict[str, Any]", json.loads(path.read_text()))
+
+
+def training_rows(root: Path) -> list[dict[str, float]]:
+    """Read the rows of training steps in metrics.jsonl; the last line may be being written."""
+    path = root / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [row for row in map(json.loads, lines) if "policy/loss" in row]
+
+
+def is_of_full_disk(end: str) -> bool:
+    """Return whether a run told its user, at its end, that the disk is full."""
+    return "no space left" in end.lower()
 
 
 def steps_once(root: Path, steps: int) -> list[str]:
@@ -62,8 +97,7 @@ def _runs(numbers: list[int]) -> str:
 
 def prompts_once(root: Path) -> list[str]:
     """Prompts trained on and those that wait in the last checkpoint are the stream's first ones, each once."""
-    checkpoints = root / "checkpoints"
-    manifest = json.loads((checkpoints / step_name(complete_steps(checkpoints)[-1]) / "manifest.json").read_text())
+    manifest = newest_manifest(root)
     waiting = [entry["position"] for entry in manifest["pending"]]
     position = manifest["cursor"]["position"]
     names = [json.loads(line)["id"] for line in (REPOSITORY / "examples/quickstart/data/train.jsonl").open()]
@@ -72,17 +106,22 @@ def prompts_once(root: Path) -> list[str]:
     had = Counter(prompt for _, prompt in groups(root)) + Counter(names[place] for place in waiting)
     due = Counter(names[:position])
     lost, twice = due - had, had - due
-    return [f"{len(lost)} prompts lost, {len(twice)} too often: {[*lost][:3]} {[*twice][:3]}"] if lost or twice else []
+    found = whole_groups(root)
+    return (
+        [*found, f"{len(lost)} prompts lost, {len(twice)} too often: {[*lost][:3]} {[*twice][:3]}"]
+        if lost or twice
+        else found
+    )
 
 
-def all_of_it(root: Path) -> dict[str, object]:
+def history_of(root: Path) -> dict[str, object]:
     """Return rows, groups and weights in the form in which JSON gives them back."""
     return {"rows": history(root), "groups": [list(pair) for pair in groups(root)], "weights": weights(root)}
 
 
 def same_history(root: Path, undisturbed: dict[str, object]) -> list[str]:
     """Rows, groups and the last checkpoint are those of the undisturbed run, bit for bit."""
-    own = all_of_it(root)
+    own = history_of(root)
     found = [f"{part} differ from the undisturbed run's" for part in own if own[part] != undisturbed[part]]
     pairs = zip(history(root), cast("list[dict[str, float]]", undisturbed["rows"]), strict=False)
     differing = Counter(name for row, calm in pairs for name in row if row[name] != calm.get(name))
@@ -95,8 +134,10 @@ def of_copy(copy: Path, run: SoakRun, log: Path, *, resume: bool) -> list[str]:
         return []
     found = [] if _command(["runs", "show", str(copy)], log) == 0 else [f"runs show fails on the copy, see {log}"]
     newest = CheckpointStore(copy / "checkpoints", 1000, None).newest()
-    if newest is None or not resume:
-        return found if newest else [*found, "no checkpoint in the copy"]
+    if newest is None:
+        return [*found, "no checkpoint in the copy"]
+    if not resume:
+        return found
     steps = newest[1].step + _COPY_STEPS
     options = [option for option in run.options if not option.startswith(("steps=", "cluster.", "log.wandb"))]
     local = ["cluster.backend=local", "cluster.nodes=1", f"steps={steps}", "--allow-change", "steps"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
@@ -19,8 +20,8 @@ from megasharp.checkpoint.store import step_name
 from tests.faults.injector import flip_a_byte
 from tests.soak import roles
 
-# A process that stands still for so long was not noticed: the watchdogs' limit in these runs is a third of it.
-UNNOTICED_S = 240.0
+# A process that stands still for so long was not noticed: the longest limit of a stage in these runs is 300 s.
+UNNOTICED_S = 420.0
 _HOUR_S = 3600
 
 
@@ -51,8 +52,10 @@ def _killing(role: str) -> Callable[[Target], str | None]:
         process = roles.pick(role, target.draw)
         if process is None:
             return None
-        with suppress(psutil.NoSuchProcess):
+        try:
             process.kill()
+        except psutil.NoSuchProcess:
+            return None
         return f"process {process.pid}"
 
     return kill
@@ -62,18 +65,30 @@ def stop(target: Target) -> str | None:
     """SIGSTOP, for some seconds or until somebody ends the process."""
     role = target.draw.choice(("driver", "rank", "engine"))
     process = roles.pick(role, target.draw)
-    if process is None:
-        return None
     seconds = target.draw.choice((target.draw.uniform(5, 20), UNNOTICED_S))
+    if process is None or not _stopped(process):
+        return None
+    try:
+        target.last(seconds, until=lambda: not _stands(process))
+        if not _stands(process):
+            return f"{role}, ended"
+        if seconds == UNNOTICED_S:
+            target.findings.append(f"a {role} that stood still for {seconds:g} s was not ended")
+        return f"{role}, for {seconds:.0f} s"
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGCONT)
+
+
+def _stopped(process: psutil.Process) -> bool:
+    """Stop a process; a signal takes a while to arrive. False where it has gone."""
     with suppress(psutil.NoSuchProcess):
         process.suspend()
-    target.last(seconds, until=lambda: not _stands(process))
-    if not _stands(process):
-        return f"{role}, ended"
-    process.send_signal(signal.SIGCONT)
-    if seconds == UNNOTICED_S:
-        target.findings.append(f"a {role} that stood still for {seconds:g} s was not ended")
-    return f"{role}, for {seconds:.0f} s"
+        for _ in range(500):
+            if _stands(process):
+                return True
+            time.sleep(0.01)
+    return False
 
 
 def _stands(process: psutil.Process) -> bool:
@@ -83,24 +98,21 @@ def _stands(process: psutil.Process) -> bool:
 
 
 def fill_disk(target: Target) -> str:
-    """No byte is left on the run's disk, for some seconds."""
+    """No byte is left on the run's disk, for some seconds; what the run frees meanwhile is taken too."""
     ballast = target.disk / "ballast"
-    with ballast.open("wb") as file:
-        with suppress(OSError):
-            while True:
-                file.write(bytes(1 << 20))
-                file.flush()
-        seconds = target.draw.uniform(3, 12)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and target.tend():
-            # What the run frees is taken too.
-            with suppress(OSError):
-                file.write(bytes(1 << 16))
-                file.flush()
-            time.sleep(0.05)
-        with suppress(OSError):
-            file.close()
-    ballast.unlink()
+    seconds = target.draw.uniform(3, 12)
+    file = os.open(ballast, os.O_CREAT | os.O_WRONLY)
+    try:
+        size, end = 1 << 20, time.monotonic() + seconds
+        while time.monotonic() < end:
+            try:
+                os.write(file, bytes(size))
+            except OSError:
+                size = 1 << 12
+                time.sleep(0.05)
+    finally:
+        os.close(file)
+        ballast.unlink()
     return f"for {seconds:.0f} s"
 
 
@@ -148,24 +160,28 @@ def _walk(folder: Path) -> Iterator[Path]:
 def damage(target: Target) -> str | None:
     """A byte of the newest checkpoint is another one, and the run has to start again."""
     checkpoints = target.root / "checkpoints"
-    steps = complete_steps(checkpoints)
-    if not steps:
+    driver, steps = roles.pick("driver", target.draw), complete_steps(checkpoints)
+    if driver is None or not steps:
         return None
-    newest = checkpoints / step_name(steps[-1])
-    files = sorted(path for path in newest.rglob("*") if path.is_file() and path.stat().st_size > 0)
-    file = target.draw.choice(files)
-    flip_a_byte(file)
-    _killing("driver")(target)
+    try:
+        files = [path for path in (checkpoints / step_name(steps[-1])).rglob("*") if path.is_file()]
+        file = target.draw.choice(sorted(path for path in files if path.stat().st_size > 0))
+        flip_a_byte(file)
+        driver.kill()
+    except (FileNotFoundError, IndexError, psutil.NoSuchProcess):
+        # An older checkpoint goes when a newer one is complete.
+        return None
     return f"{file.relative_to(target.root)}, then the driver is killed"
 
 
 def lose_latest(target: Target) -> str | None:
     """`checkpoints/latest` is gone, and the run has to start again."""
-    latest = target.root / "checkpoints" / "latest"
-    if not latest.exists():
+    latest, driver = target.root / "checkpoints" / "latest", roles.pick("driver", target.draw)
+    if driver is None or not latest.exists():
         return None
     latest.unlink()
-    _killing("driver")(target)
+    with suppress(psutil.NoSuchProcess):
+        driver.kill()
     return "then the driver is killed"
 
 

@@ -19,7 +19,7 @@ def _judges(words: list[str]) -> bool:
     return any(_WORKER in word for word in words)
 
 
-# In the order of the issue that asked for them. The fork server and a sandbox worker have one command line.
+# The fork server of the sandbox and its workers have one command line.
 _FOUND_BY: dict[str, Callable[[list[str]], bool]] = {
     "driver": _is_driver,
     "rank": lambda words: words[0] == "ray::RankActor",
@@ -38,12 +38,12 @@ def find(role: str) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
             words = process.cmdline()
-            if words and words[0] and _FOUND_BY[role](words) and _rank_of_judge(process, role):
+            if words and words[0] and _FOUND_BY[role](words) and _is_asked_judge(process, role):
                 found.append(process)
     return found
 
 
-def _rank_of_judge(process: psutil.Process, role: str) -> bool:
+def _is_asked_judge(process: psutil.Process, role: str) -> bool:
     if role not in ("fork server", "sandbox worker"):
         return True
     parent = process.parent()

@@ -1,6 +1,7 @@
 """One round of the soak, in namespaces of its own: a run, faults at random times, and what is found at its end.
 
-`python -m tests.soak.round FOLDER KIND NUMBER SEED STEPS [calm]` writes FOLDER/rounds/NUMBER-KIND.json.
+`python -m tests.soak.round FOLDER KIND NUMBER SEED STEPS [calm]` writes FOLDER/rounds/NUMBER-KIND.json, unless the run
+could not even begin. What goes wrong after its first checkpoint is a finding, in the run or in the checks.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -19,38 +22,46 @@ from typing import Any
 
 import psutil
 
+from megasharp.checkpoint.recorded import complete_steps
 from megasharp.reporting.history import goodput, read_run
 from tests.soak import checks, roles
 from tests.soak.apart import left
 from tests.soak.faults import FAULTS, Target, deck, shift_clock
-from tests.soak.runs import FleetRun, SlurmRun, SoakRun, newest_checkpoint, training_rows
+from tests.soak.runs import FleetRun, SlurmRun, SoakRun
 
 KINDS: dict[str, type[FleetRun] | type[SlurmRun]] = {"fleet": FleetRun, "slurm": SlurmRun}
-# The job has engines in its ranks' own processes.
-_NOT_THERE = {"fleet": (), "slurm": ("engine killed",)}
+# The job's engines are in its ranks' own processes.
+NOT_THERE = {"fleet": (), "slurm": ("engine killed",)}
 _CALM_BETWEEN_S = 8.0
 _HANGS_S = 900.0
+# Some five times what a round takes beside other work.
+_LASTS_S = 7200.0
+_GONE_WITHIN_S = 60.0
 # In fewer a single step of the allocator looks like growth.
 _STEPS_TO_TELL_GROWTH = 1000
-_GONE_WITHIN_S = 60.0
 
 
 @dataclass
 class Round:
-    """A round's result. `growth`: MB of the driver for 100 steps; `files`: MB that plan says and that were there."""
+    """A round's result, as its file has it.
+
+    `drawn` counts the faults that the kind's deck has given up to its end. `growth` are MB of the driver for 100 steps;
+    `files` MB that plan says and that were there.
+    """
 
     kind: str
     number: int
     seed: int
     steps: int
     calm: bool
+    commit: str
     minutes: float = 0.0
     attempts: int = 0
     goodput: float | None = None
+    drawn: int = 0
     faults: list[dict[str, Any]] = field(default_factory=list)
     by_hand: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
-    pass_at_k: dict[str, float] = field(default_factory=dict)
     growth: float | None = None
     files: dict[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -63,7 +74,8 @@ def file_of(folder: Path, kind: str, number: int) -> Path:
 def run_round(folder: Path, result: Round) -> None:
     """Run it and fill in the result."""
     logs = file_of(folder, result.kind, result.number).with_suffix("")
-    logs.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir(parents=True)
     clock = folder / "clock"
     shift_clock(clock, 0)
     library = folder / "shifted_clock.so"
@@ -77,26 +89,39 @@ def run_round(folder: Path, result: Round) -> None:
         if result.calm:
             samples = _observe(target)
         else:
-            _disturb(target, result, began, _drawn_before(folder, result))
-        result.minutes = (time.monotonic() - began) / 60
-        result.by_hand = run.by_hand()
-        result.findings += target.findings
+            result.drawn = _drawn_before(folder, result)
+            _disturb(target, result, began)
+    except Exception as error:
+        if not complete_steps(run.root / "checkpoints"):
+            raise
+        result.findings.append(f"not finished: {type(error).__name__}: {error}")
     finally:
+        result.minutes = (time.monotonic() - began) / 60
         _keep(run.root, logs)
         run.close()
-    _look(folder, run, result, logs, samples)
+    result.by_hand = run.by_hand()
+    result.findings += target.findings
+    result.findings += [f"needed its user: {end}" for end in result.by_hand if not checks.is_of_full_disk(end)]
+    try:
+        _look(folder, run, result, logs, samples)
+    except Exception as error:
+        result.findings.append(f"could not be checked: {type(error).__name__}: {error}")
 
 
-def _watched(run: SoakRun) -> Any:
-    """`tend`, and an end with all stacks where nothing is recorded for a quarter of an hour."""
-    seen = {"rows": -1, "since": time.monotonic()}
+def _watched(run: SoakRun) -> Callable[[], bool]:
+    """`tend`, which ends the round where nothing is recorded for a quarter of an hour, or that lasts too long."""
+    metrics = run.root / "metrics.jsonl"
+    began = time.monotonic()
+    seen = {"size": -1, "since": began}
 
     def tend() -> bool:
-        rows = (run.root / "metrics.jsonl").stat().st_size if (run.root / "metrics.jsonl").exists() else 0
-        if rows != seen["rows"]:
-            seen.update(rows=rows, since=time.monotonic())
-        if time.monotonic() - seen["since"] > _HANGS_S:
-            raise TimeoutError(f"nothing was recorded for {_HANGS_S:g} s")
+        now, size = time.monotonic(), metrics.stat().st_size if metrics.exists() else 0
+        if size != seen["size"]:
+            seen.update(size=size, since=now)
+        if now - seen["since"] > _HANGS_S or now - began > _LASTS_S:
+            raise TimeoutError(
+                f"nothing was recorded for {now - seen['since']:.0f} s, {now - began:.0f} s after its start"
+            )
         return run.tend()
 
     return tend
@@ -107,51 +132,55 @@ def _observe(target: Target) -> list[tuple[int, float]]:
     samples = []
     while target.tend():
         for driver in roles.find("driver"):
-            try:
-                samples.append((len(training_rows(target.root)), driver.memory_info().rss / 2**20))
-            except psutil.NoSuchProcess:
-                continue
+            with suppress(psutil.NoSuchProcess, OSError):
+                samples.append((len(checks.training_rows(target.root)), driver.memory_info().rss / 2**20))
         target.last(5.0)
     return samples
 
 
-def _disturb(target: Target, result: Round, began: float, drawn: int) -> None:
-    """Draw a pause and a fault, again and again: each once the run has a checkpoint that it had not at the last one.
+def _disturb(target: Target, result: Round, began: float) -> None:
+    """Draw a pause and a fault, again and again: each once the run has a checkpoint beyond all that it had before.
 
-    Two restarts from one checkpoint are given up by design, so a fault waits for the next.
+    Two restarts from one checkpoint are given up by design, so a fault waits for the next. One that finds nobody to hit
+    is tried again before others.
     """
-    possible = [kind for kind in FAULTS if kind not in _NOT_THERE[result.kind]]
-    kinds = islice(deck(possible, random.Random(f"{result.seed}-{result.kind}")), drawn, None)
-    before = ""
+    possible = [kind for kind in FAULTS if kind not in NOT_THERE[result.kind]]
+    kinds = islice(deck(possible, random.Random(f"{result.seed}-{result.kind}")), result.drawn, None)
+    furthest, waiting = 0, list[str]()
     while target.tend():
-        newest = newest_checkpoint(target.root)
-        if newest in ("", before) or not roles.find("driver"):
+        newest = max(complete_steps(target.root / "checkpoints"), default=0)
+        if newest <= furthest or not roles.find("driver"):
             target.last(0.5)
             continue
         target.last(target.draw.expovariate(1 / _CALM_BETWEEN_S))
         if not target.tend():
             break
-        kind = next(kinds)
-        step = len(training_rows(target.root))
-        told = FAULTS[kind](target)
-        if told is None:
-            continue
-        at = round(time.monotonic() - began, 1)
-        result.faults.append({"seconds": at, "step": step, "kind": kind, "told": told})
-        print(f"  {at:7.1f} s  step {step:4d}  {kind}: {told}", flush=True)
-        before = newest_checkpoint(target.root)
+        if len(waiting) < 2:
+            waiting.append(next(kinds))
+            result.drawn += 1
+        for kind in tuple(waiting):
+            step = len(checks.training_rows(target.root))
+            told = FAULTS[kind](target)
+            if told is not None:
+                waiting.remove(kind)
+                at = round(time.monotonic() - began, 1)
+                result.faults.append({"seconds": at, "step": step, "kind": kind, "told": told})
+                print(f"  {at:7.1f} s  step {step:4d}  {kind}: {told}", flush=True)
+                furthest = max(newest, *complete_steps(target.root / "checkpoints"), 0)
+                break
+        else:
+            target.last(1.0)
 
 
 def _drawn_before(folder: Path, result: Round) -> int:
-    """Count the faults of earlier rounds of the kind: all draw from one deck, so that each comes equally often."""
+    """Return what earlier rounds have drawn: those of a kind draw from one deck, so faults come equally often."""
     earlier = (file_of(folder, result.kind, number) for number in range(result.number))
-    return sum(len(json.loads(path.read_text())["faults"]) for path in earlier if path.exists())
+    return max((json.loads(path.read_text())["drawn"] for path in earlier if path.exists()), default=0)
 
 
 def _keep(root: Path, logs: Path) -> None:
     """Keep the attempts' logs and evaluations of a run whose disk goes."""
     for name in ("logs", "evals"):
-        shutil.rmtree(logs / name, ignore_errors=True)
         if (root / name).exists():
             shutil.copytree(root / name, logs / name, symlinks=True)
 
@@ -167,13 +196,10 @@ def _look(folder: Path, run: SoakRun, result: Round, logs: Path, samples: list[t
     # Useful time by the run's own account; the wall time by a clock that does not jump.
     result.attempts, result.goodput = len(found.attempts), goodput(found).useful / (60 * result.minutes)
     result.findings += checks.steps_once(run.root, result.steps)
-    evaluated = [row for row in found.rows if any(name.startswith("eval/") for name in row)]
-    if evaluated:
-        result.pass_at_k = {name: float(value) for name, value in evaluated[-1].items() if "/pass@" in name and value}
     calm = folder / f"calm-{result.kind}-{result.steps}.json"
     if result.kind == "fleet":
         result.findings += checks.prompts_once(run.root)
-    elif not result.calm or calm.exists():
+    elif not result.calm:
         result.findings += checks.same_history(run.root, json.loads(calm.read_text()))
     copy = folder / "disk" / "copies" / run.root.name
     result.findings += checks.of_copy(copy, run, logs / "copy.log", resume=result.kind == "slurm")
@@ -185,12 +211,7 @@ def _look(folder: Path, run: SoakRun, result: Round, logs: Path, samples: list[t
         result.files = checks.files_against_plan(run, run.root)
         result.findings += checks.larger_than_planned(result.files)
         (logs / "memory.json").write_text(json.dumps(samples))
-        parts = {
-            "rows": checks.history(run.root),
-            "groups": checks.groups(run.root),
-            "weights": checks.weights(run.root),
-        }
-        calm.write_text(json.dumps(parts))
+        calm.write_text(json.dumps(checks.history_of(run.root)))
 
 
 def compile_clock(folder: Path) -> None:
@@ -200,19 +221,17 @@ def compile_clock(folder: Path) -> None:
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source, "-ldl", "-lpthread"], check=True)
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> None:
+    """Run the round that the arguments name and write its file."""
     folder, kind, number, seed, steps = Path(arguments[0]), arguments[1], *map(int, arguments[2:5])
     os.environ["OMP_NUM_THREADS"] = "1"
-    result = Round(kind, number, seed, steps, calm="calm" in arguments[5:])
-    try:
-        run_round(folder, result)
-    except (Exception, KeyboardInterrupt) as error:
-        # A round that the harness itself could not finish is told as such, and repeated.
-        print(f"round {number} was not finished: {type(error).__name__}: {error}", flush=True)
-        raise
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short=8", "HEAD"], cwd=checks.REPOSITORY, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    result = Round(kind, number, seed, steps, "calm" in arguments[5:], commit)
+    run_round(folder, result)
     file_of(folder, kind, number).write_text(json.dumps(asdict(result), indent=1))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

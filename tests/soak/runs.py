@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -46,7 +45,7 @@ SLURM_OPTIONS = (
 
 
 class SoakRun(Protocol):
-    """A run under way. `root` is its folder; `response_groups` the groups of a step and the responses of each."""
+    """A run under way. `root` is its folder, `file` and `options` are what it was started with."""
 
     root: Path
     options: tuple[str, ...]
@@ -100,7 +99,7 @@ class FleetRun:
 
     def close(self) -> None:
         if self._process.poll() is None:
-            self._process.terminate()
+            self._process.kill()
             self._process.wait()
 
 
@@ -148,24 +147,3 @@ class SlurmRun:
 def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
     return lines[-1] if lines else "no output"
-
-
-def newest_checkpoint(root: Path) -> str:
-    """Return what `latest` names; empty before the first checkpoint."""
-    try:
-        return (root / "checkpoints" / "latest").read_text().strip()
-    except OSError:
-        return ""
-
-
-def training_rows(root: Path) -> list[dict[str, float]]:
-    """Read the rows of training steps in metrics.jsonl."""
-    try:
-        lines = (root / "metrics.jsonl").read_text().splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        with suppress(ValueError):
-            found.append(json.loads(line))
-    return [row for row in found if "policy/loss" in row]

@@ -2,9 +2,10 @@
 
 Node 0 runs the command; on several nodes Ray is started on each before, and the command finds it by RAY_ADDRESS. The
 command's exit code is written to `exit_code` in the attempt's folder, by which the other nodes know that it is over. A
-file `time_is_up` there becomes SIGUSR1 for the command. The command begins with that signal blocked and unblocks it
-when it listens (as `signals.save_heard` does), so none is lost. Where the file is there first, the command is not
-started. SIGTERM and Ctrl-C are passed on to the command; while nodes still join, they end this program.
+node whose Ray ends before is named in `ray_ended` there, by which the job knows that another start may help. A file
+`time_is_up` there becomes SIGUSR1 for the command. The command begins with that signal blocked and unblocks it when it
+listens (as `signals.save_heard` does), so none is lost. Where the file is there first, the command is not started.
+SIGTERM and Ctrl-C are passed on to the command; while nodes still join, they end this program.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -27,7 +28,7 @@ from megasharp.common.files import write_text
 from megasharp.common.group_environment import adapters
 from megasharp.common.signals import AGAIN, SAVE, Stopped, TimeIsUp, save_kept_from_children
 
-TIME_IS_UP, EXIT_CODE = "time_is_up", "exit_code"
+TIME_IS_UP, EXIT_CODE, RAY_ENDED = "time_is_up", "exit_code", "ray_ended"
 DEADLINE = "MEGASHARP_JOIN_SECONDS"
 _POLL_S = 0.5
 
@@ -88,7 +89,12 @@ def _lead(folder: Path, command: Sequence[str], names: Sequence[str], deadline: 
         publish(folder, "head", node.address)
         node.await_nodes(names, lambda: _check(folder, signals))
         publish(folder, "ready", " ".join(names))
-        return drive(command, {"RAY_ADDRESS": node.address}, folder, signals)
+        code = drive(
+            command, {"RAY_ADDRESS": node.address}, folder, signals, lambda: _check_ray(node, folder, names[0])
+        )
+        # Before this node's Ray ends, because those of the others may end with it.
+        write_text(folder / EXIT_CODE, f"{code}\n")
+        return code
 
 
 def _check(folder: Path, signals: _Signals) -> None:
@@ -108,15 +114,27 @@ def _follow(folder: Path, names: Sequence[str], number: int, deadline: float, si
         while not over.exists():
             if signals.arrived is not None:
                 sys.exit(128 + signals.arrived)
-            if node.ended():
-                raise RunFailed(f"node {names[number]}: Ray ended here while the run was under way; see above")
+            _check_ray(node, folder, names[number])
             time.sleep(_POLL_S)
 
 
-def drive(command: Sequence[str], variables: Mapping[str, str], folder: Path, signals: _Signals) -> int:
+def _check_ray(node: RayNode, folder: Path, name: str) -> None:
+    if node.ended():
+        write_text(folder / RAY_ENDED, f"{name}\n")
+        raise RunFailed(f"node {name}: Ray ended here while the run was under way; see above")
+
+
+def drive(
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    folder: Path,
+    signals: _Signals,
+    check: Callable[[], object] = bool,
+) -> int:
     """Run the command to its end; return its exit code, or 128 + the number of a signal that ended it.
 
-    75, and nothing is run, where time is up already.
+    75, and nothing is run, where time is up already. `check` is called now and then; where it raises, the command is
+    killed.
     """
     if (folder / TIME_IS_UP).exists():
         return AGAIN
@@ -124,14 +142,20 @@ def drive(command: Sequence[str], variables: Mapping[str, str], folder: Path, si
         process = subprocess.Popen(command, env={**os.environ, **variables}, stdin=subprocess.DEVNULL)
     passed_on: int | None = None
     asked = False
-    while process.poll() is None:
-        if signals.arrived is not None and passed_on is None:
-            passed_on = signals.arrived
-            process.send_signal(passed_on)
-        if not asked and (folder / TIME_IS_UP).exists():
-            asked = True
-            process.send_signal(SAVE)
-        time.sleep(_POLL_S)
+    try:
+        while process.poll() is None:
+            if signals.arrived is not None and passed_on is None:
+                passed_on = signals.arrived
+                process.send_signal(passed_on)
+            if not asked and (folder / TIME_IS_UP).exists():
+                asked = True
+                process.send_signal(SAVE)
+            check()
+            time.sleep(_POLL_S)
+    except RunFailed:
+        process.kill()
+        process.wait()
+        raise
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 

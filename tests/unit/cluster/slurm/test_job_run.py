@@ -39,6 +39,7 @@ _PYTHON = """#!/bin/bash
 echo "$0 $3"
 while [[ $1 != --folder ]]; do [[ $# -gt 0 ]] || exit 0; shift; done
 [[ ${LOST:-} ]] || echo "$ENDS_WITH" >"$2/exit_code"
+[[ -z ${RAY_ENDED:-} ]] || echo "$RAY_ENDED" >"$2/ray_ended"
 """
 
 
@@ -91,6 +92,13 @@ def test_a_run_that_leaves_no_exit_code_is_not_done(tmp_path: Path, job: Job) ->
     """srun returns 0 where a node is lost."""
     code, said = run(tmp_path, job, 0, LOST="1")
     assert code == 1 and "left no exit code" in said and "failed with exit code 1" in said and "done" not in said, said
+
+
+@pytest.mark.parametrize(("code", "again"), [(1, True), (143, True), (2, False), (0, False)])
+def test_a_run_under_which_a_nodes_ray_ended_is_queued_again(tmp_path: Path, job: Job, code: int, again: bool) -> None:
+    ended, said = run(tmp_path, job, code, RAY_ENDED="node2")
+    told = f"Ray ended on node2; stopped at no checkpoint with exit code {code}: to be queued again"
+    assert (ended, told in said, "scontrol requeue" in said) == (code, again, again), said
 
 
 def test_restarts_of_slurms_own_count_too(tmp_path: Path, job: Job) -> None:

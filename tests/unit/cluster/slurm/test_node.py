@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from waiting import HANG_S, is_ignored, is_pending, wait_until
+from waiting import HANG_S, SOON_S, is_ignored, is_pending, wait_until
 
 # Says that it is there, and by which signal it was ended.
 _LISTENS = """
@@ -121,6 +121,36 @@ def test_who_is_missing_is_the_first_nodes_to_say(tmp_path: Path) -> None:
     assert node.poll() is None
     (tmp_path / "exit_code").write_text("2\n")
     assert ended(node) == 0
+
+
+# The first node, whose Ray ends a while after all have joined.
+_LOSES_RAY = """
+import subprocess
+from megasharp.common.exit_codes import run_command
+from megasharp.cluster.slurm import node, ray_node
+def start(self, *options):
+    self._process = subprocess.Popen(["sh", "-c", "while ! [ -e listens ]; do sleep 0.1; done"])
+ray_node.RayNode._start = start
+ray_node.RayNode.await_nodes = lambda self, names, check: None
+run_command(node.main)
+"""
+
+
+def test_a_command_whose_ray_ends_is_killed_and_the_node_is_named(tmp_path: Path) -> None:
+    """It would start again and again under a Ray that is gone."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "MEGASHARP_"))}
+    node = subprocess.Popen(
+        [sys.executable, "-c", _LOSES_RAY, "--folder", str(tmp_path), "--", sys.executable, "-c", _LISTENS, "."],
+        env={**kept, "MEGASHARP_NODES": "first,second", "SLURM_NODEID": "0", "MEGASHARP_INTERFACE": "lo"},
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_until((tmp_path / "listens").exists)
+    family = psutil.Process(node.pid).children(recursive=True)
+    assert ended(node) == 1
+    assert (tmp_path / "ray_ended").read_text() == "first\n" and (tmp_path / "exit_code").read_text() == "1\n"
+    assert not psutil.wait_procs(family, timeout=SOON_S)[1]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's promise to a child is Linux's")
