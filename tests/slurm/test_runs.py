@@ -118,6 +118,26 @@ def test_a_run_is_asked_by_its_time_limit_and_queues_itself_again_to_the_end(
     assert steps(submit, "long") == list(range(1, 61))
 
 
+def test_a_job_under_which_a_nodes_ray_is_killed_queues_itself_again(submit: Submitting, slurm: Cluster) -> None:
+    """The raylet of the second node, as the kernel kills one for memory; the run goes on from its checkpoint."""
+    cluster = ("cluster.backend=ray", "cluster.nodes=2", "policy.dp=2", "checkpoint.every=5")
+    job = submit("bereft", *SMALL, *cluster, "steps=30", MEGASHARP_INTERFACE="lo", MEGASHARP_JOIN_SECONDS="400")
+    latest = submit.folder / "runs/bereft/checkpoints/latest"
+    wait_for(latest.exists, HANG_S, lambda: submit.log("bereft", job))
+    (raylet,) = [
+        one
+        for one in psutil.process_iter(["cmdline"])
+        if (one.info["cmdline"] or [""])[0].endswith("/raylet")
+        and one.environ().get("SLURM_NODEID") == "1"
+        and one.environ().get("SLURM_JOB_ID") == job
+    ]
+    raylet.kill()
+    done = slurm.ended(job, HANG_S)
+    log = submit.log("bereft", job)
+    assert (done.state, done.exit_code, done.restarts) == ("COMPLETED", 0, 1), log
+    assert "Ray ended on node" in log and steps(submit, "bereft") == list(range(1, 31))
+
+
 def test_a_job_that_misses_its_checkpoints_ends_and_is_not_queued_again(submit: Submitting, slurm: Cluster) -> None:
     """It would begin at step 0. They go while it waits: `submit` refuses a run whose checkpoints are missing before."""
     assert slurm.ended(submit("lost", *SMALL, "steps=2"), HANG_S).state == "COMPLETED"
