@@ -7,6 +7,7 @@ with Ray.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -22,6 +23,7 @@ from megasharp.cluster.ray_runtime.slots import Slots, end_actors
 from megasharp.common.errors import RunFailed, UserError, one_line
 from megasharp.common.files import write_below
 from megasharp.common.group_environment import adapters, keep_to
+from megasharp.common.parent_death import end_with_parent
 from megasharp.rollout.sglang.client.api import EngineApi
 from megasharp.rollout.sglang.client.launch import (
     GLANCE_S,
@@ -59,6 +61,9 @@ class EngineActor:
     """One engine on this node, whose address in the cluster is `address`."""
 
     def __init__(self, settings: FleetSettings, index: int, address: str, key: str) -> None:
+        # Ray looks for the raylet by a timer of the wall clock: where that was set back an hour, actors and with them
+        # engines outlive it for an hour.
+        end_with_parent(os.getppid())
         self._settings = settings
         self._index = index
         self._address = address

@@ -27,6 +27,7 @@ from megasharp.cluster.ray_runtime.process_environment import interface_of
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import write_below
 from megasharp.common.group_environment import adapters, keep_to
+from megasharp.common.parent_death import end_with_parent
 from megasharp.common.stack_dumps import write_stacks_on_signal
 from megasharp.learner.learner import POLICY, LearnerSettings, Rank, RankLearner
 from megasharp.learner.parallel import COLLECTIVE_TIMEOUT, meet
@@ -158,6 +159,8 @@ class RankActor:
     """One rank. Every call answers with `Returned` or `Failed`; an exception would hide the cause behind Ray's."""
 
     def __init__(self, facts: RankFacts) -> None:
+        # As an engine's actor does.
+        end_with_parent(os.getppid())
         self._facts = facts
         self._store: Store | None = None
         self._rank: Rank | None = None

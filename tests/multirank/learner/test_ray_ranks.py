@@ -42,6 +42,9 @@ from megasharp.learner.learner import POLICY, LearnerSettings, RankLearner
 from megasharp.learner.ranks.all_ranks import Ranks, RanksLearner
 from megasharp.learner.ranks.processes import ProcessRanks
 from megasharp.metrics.clock import StageClock
+from tests.soak.faults import shift_clock
+
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 pytestmark = pytest.mark.long("ranks")
 
@@ -289,23 +292,34 @@ while True:
 
 @contextmanager
 def driver(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    script = tmp_path / "driver.py"
+    """The driver, whose wall clock is shifted by what the file `offset` says."""
+    script, library = tmp_path / "driver.py", tmp_path / "clock.so"
     script.write_text(DRIVER)
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, str(script)], stdout=pipe, stderr=pipe, text=True) as process:
+    source = REPOSITORY / "tests/soak/shifted_clock.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl", "-lpthread"], check=True)
+    shift_clock(tmp_path / "offset", 0)
+    environment = {**os.environ, "LD_PRELOAD": str(library), "SHIFTED_CLOCK": str(tmp_path / "offset")}
+    pipe, command = subprocess.PIPE, [sys.executable, str(script)]
+    with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) as process:
         try:
             yield process
         finally:
             process.kill()
 
 
-@pytest.mark.parametrize("victim", ["driver", "raylet"])
-def test_ray_and_its_driver_end_together(tmp_path: Path, victim: str) -> None:
-    """It has a Ray of its own, beside the one of these tests. A server's end is told, and only that."""
+@pytest.mark.parametrize(("victim", "shift"), [("driver", 0), ("raylet", 0), ("driver", -3600)])
+def test_ray_and_its_driver_end_together(tmp_path: Path, victim: str, shift: int) -> None:
+    """It has a Ray of its own, beside the one of these tests. A server's end is told, and only that.
+
+    By itself Ray would let the actor live for an hour after a clock that was set back by one.
+    """
     with driver(tmp_path) as process:
         assert process.stdout is not None and "rollout.python" in process.stdout.readline()
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) >= 5, "servers and an actor"
+        shift_clock(tmp_path / "offset", shift)
+        # Ray's next timers are set by the new time.
+        time.sleep(2.0 * bool(shift))
         next((child for child in family if child.name() == victim), process).kill()
         assert psutil.wait_procs(family, timeout=SOON_S)[1] == []
         _, said = process.communicate(timeout=HANG_S)
