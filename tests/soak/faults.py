@@ -161,7 +161,8 @@ def damage(target: Target) -> str | None:
     """A byte of the newest checkpoint is another one, and the run has to start again."""
     checkpoints = target.root / "checkpoints"
     driver, steps = roles.pick("driver", target.draw), complete_steps(checkpoints)
-    if driver is None or not steps:
+    # Of the only checkpoint nothing is left to go on from: then a run has to end.
+    if driver is None or len(steps) < 2:
         return None
     try:
         files = [path for path in (checkpoints / step_name(steps[-1])).rglob("*") if path.is_file()]

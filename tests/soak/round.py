@@ -37,6 +37,7 @@ _HANGS_S = 900.0
 # Some five times what a round takes beside other work.
 _LASTS_S = 7200.0
 _GONE_WITHIN_S = 60.0
+_STARTS_BY_HAND = 10
 # In fewer a single step of the allocator looks like growth.
 _STEPS_TO_TELL_GROWTH = 1000
 
