@@ -13,12 +13,13 @@ a token. Token tensors have the learner's dtype, rewards and advantages before t
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from enum import IntEnum, StrEnum
 from linecache import getlines
-from tokenize import generate_tokens
+from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
@@ -282,23 +283,23 @@ def overridden_hooks(method: type[Method[Any]]) -> tuple[str, ...]:
     return tuple(hook for hook in HOOKS if getattr(method, hook) is not getattr(Method, hook))
 
 
-def misspelt_hook(method: type[Method[Any]]) -> tuple[str, str] | None:
-    """Return a function of a method that looks like a hook under another name, and that hook; None where there is none.
+def misspelt_hook(method: type[Method[Any]]) -> tuple[str, str, str] | None:
+    """Return a function of a method that looks like a hook under another name, its file and that hook; or None.
 
-    It looks like one where its name is near the hook's, it takes as many values, and the code of the method's classes
-    has the name nowhere else. So helpers that are called, properties, static functions and private names pass.
+    It looks like one where its name is near the hook's, it takes as many values, and the files of the method's classes
+    have the name nowhere behind a dot, as in a call, or in quotes, as in `getattr`. So helpers that are called,
+    properties, static functions and private names pass.
     """
     spaces = [vars(each) for each in method.__mro__ if issubclass(each, Method) and each is not Method]
     functions = {name: own for space in spaces for name, own in space.items() if isinstance(own, FunctionType)}
+    source = "".join("".join(getlines(file)) for file in {own.__code__.co_filename for own in functions.values()})
     for name, own in functions.items():
         near = [] if name.startswith("_") or hasattr(Method, name) else get_close_matches(name, HOOKS, 1, cutoff=0.8)
         for hook in near:
             alike = own.__code__.co_argcount == getattr(Method, hook).__code__.co_argcount
-            files = {each.__code__.co_filename for each in functions.values()}
-            tokens = (token for file in files for token in generate_tokens(iter(getlines(file)).__next__))
-            # A name in quotes counts: getattr may read it.
-            if alike and [token.string.strip("\"'") for token in tokens].count(name) == 1:
-                return name, hook
+            # A class that was typed at a prompt has no source to look into.
+            if alike and source and not re.search(rf"\.{name}\b|(['\"]){name}\1", source):
+                return name, Path(own.__code__.co_filename).name, hook
     return None
 
 

@@ -61,10 +61,10 @@ def build_recipe(
     members = _unfolded(names)
     for name, member in members.items():
         if (misspelt := misspelt_hook(METHODS[name])) is not None:
-            wrong, hook = misspelt
+            wrong, file, hook = misspelt
             raise UserError(
-                f"{key}: nothing calls {wrong} of {member.label(name)}; the hook is named {hook}: rename it, or begin "
-                f"a helper's name with _"
+                f"{key}: nothing in {file} calls {wrong} of {member.label(name)}; the hook is named {hook}: rename it, "
+                f"or begin a helper's name with _"
             )
     if not any(_fills(name, "surrogate") for name in members):
         members[DEFAULT_SURROGATE] = _Member(DEFAULT_SURROGATE, {})

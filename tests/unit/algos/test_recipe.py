@@ -72,11 +72,25 @@ class Misspelt(GRPO):
         return x.mask_T, {}
 
 
+class MisspeltTwice(GRPO):
+    """Has the same hook that does not exist, with a variable of its name."""
+
+    def penality(self, x):
+        penality = x.mask_T
+        return penality, {}
+
+
 class Helped(GRPO):
-    """Has helpers with names near hooks': one is called, one is static, one private, one takes other values."""
+    """Has helpers with names near hooks': two are called, one is static, one private, one takes other values."""
 
     def calibrate(self, adv_T, x):
         return self.weights(x, adv_T, {}), {}
+
+    def described(self, x):
+        return f"{self.penaltys(x)} in a formatted text only"
+
+    def penaltys(self, x):
+        return x
 
     def weights(self, x, adv_T, stats):
         return adv_T
@@ -101,6 +115,7 @@ def more_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "doubled", Doubled)
     monkeypatch.setitem(METHODS, "other_clip", OtherClip)
     monkeypatch.setitem(METHODS, "misspelt", Misspelt)
+    monkeypatch.setitem(METHODS, "misspelt_twice", MisspeltTwice)
     monkeypatch.setitem(METHODS, "helped", Helped)
 
 
@@ -117,7 +132,11 @@ def build(*names: str, mini_batches: int = 1, reduction: Reduction | None = None
         (["grpo", "kl", "kl"], "named twice in \\[grpo, kl, kl\\]"),
         (["kl"], "no estimator in \\[kl, clip\\]; add one of: grpo"),
         ([], "no estimator"),
-        (["misspelt"], "nothing calls penality of 'misspelt'; the hook is named penalty: rename it, or begin"),
+        (
+            ["misspelt"],
+            "nothing in test_recipe.py calls penality of 'misspelt'; the hook is named penalty: rename it, or",
+        ),
+        (["misspelt_twice"], "nothing in test_recipe.py calls penality of 'misspelt_twice'; the hook is named penalty"),
         (["doubled", "other_clip"], "'doubled' and 'other_clip' prescribe different reductions: set recipe.reduction"),
     ],
 )
