@@ -42,13 +42,16 @@ def doctor(
     gpu: Annotated[
         str | None,
         typer.Option(
-            help="GPU of the nodes, for the run's plan: h200, h100, b200, or its memory in MiB. Without it: h200.",
+            help="GPU of the nodes, for the plan of the run file: h200, h100, b200, or its memory in MiB. Without it: "
+            "h200.",
             show_default=False,
         ),
     ] = None,
     runs: RunsFolder = Path("runs"),
 ) -> None:
     """Check GPUs, versions, disk, ports and links before a run. Exit code 1: something must be fixed first."""
+    if gpu is not None:
+        _check_gpu(gpu, config)
     if gpu_smoke:
         if config is not None or nodes:
             raise UserError(
@@ -60,6 +63,15 @@ def doctor(
         raise typer.Exit(examine_all_nodes(config, overrides or [], runs, gpu))
     if not examine_node(config, overrides or [], runs, typer.echo, gpu):
         raise typer.Exit(1)
+
+
+def _check_gpu(gpu: str, file: Path | None) -> None:
+    """Raise UserError for a GPU that is not known, and for one that no run is planned for."""
+    from megasharp.planner.records import find_gpu
+
+    find_gpu(gpu)
+    if file is None:
+        raise UserError(f"--gpu {gpu} is the GPU that a run is planned for: give doctor a run file, or leave --gpu out")
 
 
 def smoke_gpu(runs: Path, say: Say) -> int:
@@ -77,7 +89,7 @@ def smoke_gpu(runs: Path, say: Say) -> int:
 def examine_node(file: Path | None, overrides: Sequence[str], runs: Path, say: Say, gpu: str | None = None) -> bool:
     """Examine this node, also as one of several of `examine_all_nodes`; return whether no check failed.
 
-    The run is planned for `gpu`; None is the planner's default.
+    The run is planned for `gpu`; None is the planner's default. Raises UserError for one of a run on CPUs.
     """
     status("loading PyTorch, then checking this machine")
     from megasharp.cluster.slurm.doctor import examine as doctor
@@ -108,11 +120,13 @@ def _patient_of_run(
     from megasharp.planner.suggest import make_plan
     from megasharp.trainer.hub_inputs import hub_inputs
     from megasharp.trainer.plan import Options, ask
-    from megasharp.trainer.resolve.devices import asks_for_gpus, device_of, gpus_needed
+    from megasharp.trainer.resolve.devices import device_of, gpus_needed
     from megasharp.trainer.stored_config import resumed_config
 
     config = load_run(file, overrides)
     config = resumed_config(runs / config.name, run_tree(file, overrides), str(file), lambda line: None)
+    if gpu is not None and config.policy.device == "cpu":
+        raise UserError(f"{file}: policy.device=cpu, so no GPU is planned for; leave --gpu {gpu} out")
     inputs = hub_inputs(config, str(file), runs / config.name)
     of_hub = {*(model.path for model in inputs.models), *(source.hub for source in inputs.sets)}
     named = (config.model.path, *(source.path for source in config.data.sources))
@@ -122,7 +136,7 @@ def _patient_of_run(
     plan = None
     # A finding says what is not at hand.
     with suppress(NotAtHand):
-        plan = make_plan(ask(config, str(file), Options(gpu=gpu if asks_for_gpus(config) else None)).request)
+        plan = make_plan(ask(config, str(file), Options(gpu=gpu)).request)
     return Patient(
         gpus_per_node=gpus,
         folders=tuple(str(find(folder)) for folder in folders),

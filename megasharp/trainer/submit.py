@@ -165,7 +165,7 @@ def make_job(asked: Asked, config: RunConfig) -> Job:
         ),
         software=Software(python, options.container, [*options.mount, *(cache_mounts() if caches else ())]),
         restarts=options.restarts,
-        doctor=_doctor(asked) if (bool(gpus) if options.doctor is None else options.doctor) else (),
+        doctor=_doctor(asked, config) if (bool(gpus) if options.doctor is None else options.doctor) else (),
         environment={**_store(config, nodes), **(job_variables() if caches else {}), **_variables(options)},
         setup=options.setup,
         profile=asked.profile,
@@ -299,8 +299,10 @@ def _training(asked: Asked) -> list[str]:
     return ["train", str(asked.file.absolute()), *asked.overrides, *runs, "--resume", *retries]
 
 
-def _doctor(asked: Asked) -> list[str]:
-    gpu = ["--gpu", asked.options.gpu] if asked.options.gpu is not None else []
+def _doctor(asked: Asked, config: RunConfig) -> list[str]:
+    # A profile may name its nodes' GPU for a run on CPUs too.
+    named = asked.options.gpu if asks_for_gpus(config) else None
+    gpu = ["--gpu", named] if named is not None else []
     return [str(asked.file.absolute()), *asked.overrides, "--runs", str(asked.runs.absolute()), *gpu]
 
 

@@ -319,6 +319,8 @@ def test_what_nobody_said_is_noted(capsys: pytest.CaptureFixture[str], tmp_path:
     assert "planned for h200; give --gpu" in said and "/no/such/python is not on this machine; it must be on" in said
     job = dry_run(CASP, runs=tmp_path, gpu="h200")
     assert "planned" not in capsys.readouterr().err and "--gpu h200" in job
+    on_cpus = dry_run(QUICKSTART, "policy.device=cpu", runs=tmp_path, gpu="h200", doctor=True)
+    assert " doctor " in on_cpus and "--gpu" not in on_cpus
 
 
 def test_a_run_that_could_not_go_on_is_refused(tmp_path: Path) -> None:

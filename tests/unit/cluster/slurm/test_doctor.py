@@ -13,6 +13,7 @@ import torch
 from cases import each_case
 from standin_nvml import StandinNvml
 
+from megasharp.cli.doctor import doctor as doctor_command
 from megasharp.cli.doctor import examine_all_nodes, examine_node
 from megasharp.cluster.slurm.doctor import engines, filesystem, gpu_state
 from megasharp.cluster.slurm.doctor import examine as doctor
@@ -126,16 +127,34 @@ def test_what_a_run_wants_of_a_node_is_looked_for(
     assert [patient.gpus_per_node for patient in asked] == [wanted]
 
 
-@each_case(("keys", "planned"), [(["policy.device=cuda"], "h100"), (["policy.device=cpu"], None)])
+@each_case("keys", [["policy.device=cuda"], ["policy.device=auto"]])
 def test_a_run_is_planned_for_the_gpu_that_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: list[str], planned: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: list[str]
 ) -> None:
+    """A machine without GPUs may look at a run of nodes that have some, as `plan` does."""
     asked: list[Request] = []
     real = suggest.make_plan
     monkeypatch.setattr(suggest, "make_plan", lambda request: asked.append(request) or real(request))
     monkeypatch.setattr(doctor, "examine", lambda patient: ())
     examine_node(REPOSITORY / "examples" / "quickstart" / "run.yaml", keys, tmp_path, print, "h100")
-    assert [each.machines.gpu and each.machines.gpu.name for each in asked] == [planned]
+    assert [each.machines.gpu and each.machines.gpu.name for each in asked] == ["h100"]
+
+
+@each_case(
+    ("file", "keys", "gpu", "message"),
+    [
+        (None, [], "h100", "--gpu h100 is the GPU that a run is planned for: give doctor a run file"),
+        (None, [], "h300", "--gpu h300: give one of h200, h100, b200"),
+        ("run.yaml", ["policy.device=cpu"], "h300", "--gpu h300: give one of h200, h100, b200"),
+        ("run.yaml", ["policy.device=cpu"], "h100", "run.yaml: policy.device=cpu, so no GPU is planned for"),
+    ],
+)
+def test_a_gpu_that_nothing_is_planned_for_is_refused(
+    tmp_path: Path, file: str | None, keys: list[str], gpu: str, message: str
+) -> None:
+    run = REPOSITORY / "examples" / "quickstart" / file if file else None
+    with pytest.raises(UserError, match=message):
+        doctor_command(run, keys, gpu=gpu, runs=tmp_path)
 
 
 def test_a_lost_gpu_is_a_finding_and_the_other_checks_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
