@@ -12,7 +12,7 @@ from typing import Any
 
 from megasharp.common.errors import UserError
 from megasharp.config.other_trainers.configurations import is_script, read_flags, read_python, read_text, read_tree_of
-from megasharp.config.other_trainers.translation import NEVER, Translation, ks, listed, run_name, trackers
+from megasharp.config.other_trainers.translation import NEVER, Translation, adapted_maps, ks, listed, run_name, trackers
 
 # Rewards that come with TRL.
 _THEIR_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward", "get_soft_overlong_punishment")
@@ -48,8 +48,7 @@ def _model(t: Translation) -> None:
     adapters = ("lora_r", "lora_alpha", "lora_target_modules", "lora_dropout")
     if _on(t.take("use_peft")):
         t.ours |= {"policy.lora.rank": t.take("lora_r"), "policy.lora.alpha": float(t.take("lora_alpha"))}
-        if t.take("lora_target_modules") not in (None, "all-linear") and (targets := t.named("lora_target_modules")):
-            t.ours["policy.lora.targets"] = targets
+        adapted_maps(t, "lora_target_modules")
         t.take("lora_dropout")
         t.notes.append("adapters are trained without dropout; TRL's lora_dropout is 0.05 where it is not set")
     t.without_use("use_peft is false", *adapters)

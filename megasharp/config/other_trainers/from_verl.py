@@ -12,7 +12,7 @@ from typing import Any
 
 from megasharp.common.errors import UserError
 from megasharp.config.other_trainers.configurations import is_script, read_overrides, read_text, read_tree_of
-from megasharp.config.other_trainers.translation import NEVER, Translation, ks, listed, run_name, trackers
+from megasharp.config.other_trainers.translation import NEVER, Translation, adapted_maps, ks, listed, run_name, trackers
 
 _ACTOR = "actor_rollout_ref.actor"
 _MODEL = "actor_rollout_ref.model"
@@ -252,8 +252,7 @@ def _adapters(t: Translation) -> None:
     if rank:
         t.ours |= {"policy.lora.rank": rank, "policy.lora.alpha": alpha}
         for key in targets:
-            if t.take(key) not in (None, "all-linear") and (named := t.named(key)):
-                t.ours["policy.lora.targets"] = listed(named)
+            adapted_maps(t, key)
     t.without_use("there are no adapters, or they are of all linear maps", *targets)
 
 

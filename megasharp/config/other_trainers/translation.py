@@ -198,6 +198,27 @@ def ks(samples: int) -> list[int]:
     return [k for k in (1, 4, 16, 64, 256, 1024) if k <= samples]
 
 
+# Maps of ours that are several of theirs, whose own names for the whole begin with linear_.
+_PARTS = {"qkv": ("q_proj", "k_proj", "v_proj"), "fc1": ("gate_proj", "up_proj")}
+
+
+def adapted_maps(t: Translation, key: str) -> None:
+    """Translate the names of the linear maps that get adapters; says which get some that theirs does not name."""
+    asked = listed(t.take(key))
+    if not asked or "all-linear" in asked:
+        return
+    found = listed(t.named(key))
+    if not found:
+        t.to_fill_in["policy.lora.targets"] = f"{key} names no map that gets adapters here; without it all four do"
+        return
+    t.ours["policy.lora.targets"] = found
+    for ours, parts in _PARTS.items():
+        more = [part for part in parts if part not in asked]
+        if ours in found and more and f"linear_{ours}" not in asked:
+            too = " and ".join(more)
+            t.notes.append(f"policy.lora.targets: {ours} is {', '.join(parts)}, so adapters are on {too} too")
+
+
 def trackers(t: Translation, key: str, project: str, without: Sequence[str]) -> None:
     """Translate a list of trackers and their project.
 

@@ -205,7 +205,34 @@ def of(trainer: str, text: str, path: Path) -> tuple[str, dict[str, Any]]:
             "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.lora_rank=16 \\\n"
             "  actor_rollout_ref.model.target_modules='[q_proj,v_proj,down_proj,embed_tokens]'",
             {"policy.lora.rank": 16, "policy.lora.targets": ["qkv", "fc2"]},
-            ["actor_rollout_ref.model.target_modules: "],
+            [
+                "actor_rollout_ref.model.target_modules: ",
+                "2: policy.lora.targets: qkv is q_proj, k_proj, v_proj, so adapters are on k_proj too",
+            ],
+        ),
+        (
+            "verl",
+            "gates.yaml",
+            "actor_rollout_ref: {model: {lora: {rank: 8, target_modules: [gate_proj, linear_qkv]}}}",
+            {"policy.lora.targets": ["fc1", "qkv"]},
+            ["2: policy.lora.targets: fc1 is gate_proj, up_proj, so adapters are on up_proj too"],
+        ),
+        (
+            "verl",
+            "embeddings.yaml",
+            "actor_rollout_ref: {model: {lora_rank: 8, target_modules: [embed_tokens]}}",
+            {"policy.lora.rank": 8, "policy.lora.targets": None},
+            [
+                "policy.lora.targets: actor_rollout_ref.model.target_modules names no map",
+                "actor_rollout_ref.model.target_modules: ['embed_tokens']: known here are q_proj",
+            ],
+        ),
+        (
+            "trl",
+            "one.yaml",
+            "{use_peft: true, lora_target_modules: up_proj}",
+            {"policy.lora.targets": ["fc1"]},
+            ["1: policy.lora.targets: fc1 is gate_proj, up_proj, so adapters are on gate_proj too"],
         ),
         (
             "verl",
