@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, product
 from typing import get_args
@@ -177,25 +177,30 @@ def suggest(request: Request, count: int = 3, *, share_out: bool = False) -> lis
 def changes(plan: Plan, own: Plan) -> dict[str, float]:
     """Return by how many seconds the parts of a step differ from the file's own, the largest change first.
 
-    The rollout follows from `rollout.*`, `annotate` and `update` from `policy.*`.
+    The rollout follows from `rollout.*`, `annotate` and `update` from `policy.*`. A part that one of the two does not
+    have, such as `offload`, takes no time there.
     """
-    before = {time.name: time.seconds or 0.0 for time in own.times}
-    changes = {time.name: (time.seconds or 0.0) - before.get(time.name, 0.0) for time in plan.times}
+    after, before = ({time.name: time.seconds or 0.0 for time in each.times} for each in (plan, own))
+    changes = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in after | before}
     return dict(sorted(changes.items(), key=lambda item: -abs(item[1])))
 
 
 def gains(plan: Plan, own: Plan) -> Iterator[str]:
     """Yield the changes of a step's parts that are 1 % of the file's own step or more."""
     least = 0.01 * (own.step_seconds or 0.0)
-    parts = [f"{name} {by:+.0f} s" for name, by in changes(plan, own).items() if abs(by) >= least > 0.0]
+    parts = [
+        f"{name} {by:{'+.0f' if abs(by) >= 10 else '+.2g'}} s"
+        for name, by in changes(plan, own).items()
+        if abs(by) >= least > 0.0
+    ]
     if parts:
         yield f"beside the file's own: {', '.join(parts)}"
 
 
-def overlap(plans: Sequence[Plan]) -> bool:
-    """Return whether the ranges of several plans' steps have seconds in common, so that none is known to be faster."""
-    ranges = [plan.step_range for plan in plans if plan.step_range is not None]
-    return len(ranges) > 1 and max(low for low, _ in ranges) <= min(high for _, high in ranges)
+def overlaps(first: Plan, other: Plan) -> bool:
+    """Return whether the ranges of two plans' steps have seconds in common, so that neither is known to be faster."""
+    one, two = first.step_range, other.step_range
+    return one is not None and two is not None and one[0] <= two[1] and two[0] <= one[1]
 
 
 def _fits(plan: Plan) -> bool:

@@ -15,7 +15,7 @@ from megasharp.planner.formulas import Lengths
 from megasharp.planner.memory import ANNOTATION, HANDOVER, SAMPLING, TRAINING, run_text
 from megasharp.planner.records import EngineMemory, Machines, Network, Plan, Request, StageMemory, range_text
 from megasharp.planner.seconds import loss
-from megasharp.planner.suggest import Suggestion, changes, gains, overlap
+from megasharp.planner.suggest import Suggestion, changes, gains, overlaps
 from megasharp.planner.transport import NETWORK, PROMPT_TOKEN, RESPONSE_TOKEN
 from megasharp.planner.warnings import limits_of_predictions
 
@@ -357,8 +357,11 @@ def suggestions_text(found: Sequence[Suggestion], own: Plan) -> str:
         )
         lines += ["", *_wrapped(f"{number}", keys), *_wrapped("", "; ".join([*one.reasons, *gains(one.plan, own)]))]
         lines += _alternatives(one) if number == 1 else []
-    if overlap([own, *(one.plan for one in found)]):
-        lines += ["", *_wrapped("note", "all of these ranges overlap: measure some steps of each before you choose")]
+    others = {"file": own, **{str(number): one.plan for number, one in enumerate(found[1:], 2)}}
+    near = [label for label, plan in others.items() if overlaps(found[0].plan, plan)]
+    if near:
+        told = f"the range of 1 overlaps with {', '.join(near)}: measure some steps of each before you choose"
+        lines += ["", *_wrapped("note", told)]
     return "\n".join(line.rstrip() for line in lines)
 
 

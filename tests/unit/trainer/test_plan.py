@@ -16,7 +16,7 @@ from megasharp.common.errors import UserError
 from megasharp.config.run_config import load_run
 from megasharp.planner.formulas import Lengths
 from megasharp.planner.records import Plan, Rates, StageTime
-from megasharp.planner.suggest import make_plan, suggest
+from megasharp.planner.suggest import gains, make_plan, suggest
 from megasharp.planner.text import plan_text, suggestions_text
 from megasharp.planner.transport import FITTED_S
 from megasharp.trainer.plan import Options, ask, compare, formula_counts, limits_that_bite
@@ -580,10 +580,23 @@ def test_suggestions_say_which_part_of_a_step_they_change_and_that_ranges_overla
     one = replace(first, plan=replace(own, times=faster, step_seconds=own.step_seconds - 50))
     text = " ".join(suggestions_text([one], own).split())
     assert "beside the file's own: rollout -50 s" in text and before["rollout"] > 50
-    assert "beside" not in suggestions_text([replace(first, plan=own)], own)
-    assert "all of these ranges overlap" in " ".join(suggestions_text([replace(first, plan=own)], own).split())
-    half = replace(first, plan=replace(own, step_seconds=own.step_seconds / 2))
+    same, half = replace(first, plan=own), replace(first, plan=replace(own, step_seconds=own.step_seconds / 2))
+    assert "beside" not in suggestions_text([same], own)
+    for found, near in ([same], "file"), ([same, half, same], "file, 3"), ([half, half, same], "2"):
+        said = " ".join(suggestions_text(found, own).split())
+        assert f"note the range of 1 overlaps with {near}: measure some steps of each before you choose" in said
     assert "overlap" not in suggestions_text([half], own)
+
+
+def test_changes_are_of_all_parts_with_a_digit_below_ten_seconds(tmp_path: Path) -> None:
+    plan = make_plan(asked(tmp_path, "qwen3-32b", options=Options(nodes=4)).request)
+
+    def of(rollout: float, **others: float) -> Plan:
+        seconds = {"rollout": rollout, **others}
+        return replace(plan, times=tuple(StageTime(*each, "") for each in seconds.items()), step_seconds=20.0)
+
+    changed = gains(of(11.7, update=3.0), of(12.0, offload=2.04, update=14.6))
+    assert [*changed] == ["beside the file's own: update -12 s, offload -2 s, rollout -0.3 s"]
 
 
 def test_of_layouts_as_fast_the_simplest_is_first_and_the_others_are_compared() -> None:
