@@ -19,7 +19,7 @@ from typing import TextIO
 
 from megasharp.checkpoint.attempts import attempt_paths, read_attempts
 from megasharp.checkpoint.recorded import CHECKPOINTS, CONFIG_FILE, TABLES, check_checkpoints, has_begun, of_later_steps
-from megasharp.common.errors import UserError, disk_is_full, one_line, reason_at
+from megasharp.common.errors import UserError, one_line, reason_at, reason_unwritten
 from megasharp.common.files import Readers, flush, free_name, set_aside, write_for, write_like, write_text
 from megasharp.common.formats import read_stamp, stamp
 from megasharp.config.core import Tree, parse_yaml
@@ -129,7 +129,7 @@ def open_run(
         if not resume or not (root / CONFIG_FILE).exists():
             folder.store_config(resolved_config)
     except OSError as error:
-        reason = "no space left on the disk" if disk_is_full(error) else reason_at(error, root)
+        reason = reason_unwritten(error, root)
         raise UserError(f"{root}: cannot make the run folder: {reason}" + (f"; {note}" if note else "")) from error
     return folder
 

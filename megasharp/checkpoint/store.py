@@ -27,7 +27,7 @@ from megasharp.checkpoint.manifest import (
 )
 from megasharp.checkpoint.recorded import LATEST, complete_steps
 from megasharp.common.control import ControlState
-from megasharp.common.errors import RankDied, UserError, disk_is_full, one_line, reason_at
+from megasharp.common.errors import RankDied, UserError, disk_is_full, one_line, reason_at, reason_unwritten
 from megasharp.common.files import FileHash, flush, free_name, write_text
 from megasharp.common.formats import NewerFormat
 from megasharp.convert.record import software_versions
@@ -151,7 +151,7 @@ class CheckpointStore:
             shutil.rmtree(partial, ignore_errors=True)
             lost = f"this checkpoint was not written; newest complete step: {max(self.steps(), default='none')}"
             if disk_is_full(error) or isinstance(error, OSError):
-                reason = "no space left on the disk" if disk_is_full(error) else one_line(error)
+                reason = reason_unwritten(error, final)
                 raise UserError(f"{final}: {reason}; {lost}; fix the disk and continue with --resume") from error
             if isinstance(error, RankDied):
                 raise RankDied(f"{error}; {final}: {lost}") from error

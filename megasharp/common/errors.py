@@ -64,11 +64,17 @@ def one_line(error: BaseException) -> str:
     return " ".join(text.split()) or type(error).__name__
 
 
-def reason_at(error: BaseException, path: Path) -> str:
-    """Return the reason on one line for a message that names `path` already: without the path and `[Errno 2]`."""
-    if isinstance(error, OSError) and error.strerror and error.filename in (None, path, str(path)):
-        return error.strerror
+def reason_at(error: BaseException, *paths: Path) -> str:
+    """Return the reason on one line for a message that names one of `paths` already: without them and `[Errno 2]`."""
+    named = (None, *paths, *map(str, paths))
+    if isinstance(error, OSError) and error.strerror and error.filename in named:
+        return error.strerror if error.filename2 in named else f"{error.strerror} -> {error.filename2}"
     return one_line(error)
+
+
+def reason_unwritten(error: BaseException, *paths: Path) -> str:
+    """Return why one of `paths` was not written: as `reason_at`, but of a full disk the same from every writer."""
+    return "no space left on the disk" if disk_is_full(error) else reason_at(error, *paths)
 
 
 def disk_is_full(error: BaseException) -> bool:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from megasharp.common.errors import UserError, disk_is_full, reason_at
+from megasharp.common.errors import UserError, disk_is_full, reason_at, reason_unwritten
 
 SHARED_MEMORY = Path("/dev/shm")
 # The kernel takes paths of sockets of at most 107 bytes.
@@ -154,12 +154,13 @@ def held(folder: Path, busy: str) -> Iterator[None]:
     Raises UserError, with `busy` as its reason, where another process holds it, and where it cannot be written. A file
     system without locks keeps no process out.
     """
+    path = folder / ".lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
+        lock = path.open("w")
     except OSError as error:
         raise UserError(
-            f"{folder}: cannot be written ({reason_at(error, folder)}); repair it or name another folder"
+            f"{folder}: cannot be written ({reason_unwritten(error, folder, path)}); repair it or name another folder"
         ) from error
     with lock:
         try:
@@ -189,7 +190,8 @@ def completed(path: Path) -> Iterator[Path]:
         flush(path.parent)
     except OSError as error:
         raise UserError(
-            f"{path}: cannot write this file ({reason_at(error, path)}); free space or repair the folder"
+            f"{path}: cannot write this file ({reason_unwritten(error, path, temporary)}); free space or repair the "
+            "folder"
         ) from error
     finally:
         # Where a file stands in the folder's place, even this is refused.

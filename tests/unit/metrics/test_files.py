@@ -31,7 +31,7 @@ def test_a_failure_leaves_the_old_file_and_no_litter(tmp_path, error):
     assert list(tmp_path.iterdir()) == [path]
     if expected is UserError:
         assert str(path) in str(caught.value)
-        assert "No space left" in str(caught.value)
+        assert "no space left on the disk" in str(caught.value)
 
 
 def test_a_file_in_the_place_of_the_folder_is_one_line(tmp_path):
