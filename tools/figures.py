@@ -4,11 +4,11 @@
     python tools/figures.py quickstart gap                # one after the other, into .reports/figures
     python tools/figures.py $(python tools/figures.py --names any) --log day
 
-A command runs in bash, in the repository, with this Python's folder first on the path, and with as many threads as the
-machine gives it. `$RUNS` is the folder FOLDER/NAME, which is emptied before; FOLDER/NAME.log has what the command said.
-Printed are name, exit code, seconds, and CPU seconds of the processes that others have waited for, which a run's ranks
-are not unless there is only one. `--names any` are those that a busy machine does not change, `--names quiet` the
-others, both without those that need more than `make install`.
+A command runs in bash, which ends at the first failure, in the repository, with this Python's folder first on the
+path, and with as many threads as the machine gives it. `$RUNS` is the folder FOLDER/NAME, which is emptied before;
+FOLDER/NAME.log has what the command said. Printed are name, exit code, seconds, and CPU seconds of the processes that
+others have waited for, which a run's ranks are not unless there is only one. `--names any` are those that a busy
+machine does not change, `--names quiet` the others, both without those that need more than `make install`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def run(name: str, command: str, folder: Path) -> int:
     with log.open("w") as stream:
         print(f"$ {command}", file=stream, flush=True)
         done = subprocess.run(
-            ["bash", "-c", command], cwd=REPOSITORY, env=environment, stdout=stream, stderr=stream, check=False
+            ["bash", "-ec", command], cwd=REPOSITORY, env=environment, stdout=stream, stderr=stream, check=False
         )
     seconds, cpu = time.monotonic() - began, cpu_seconds() - before
     print(f"{name}: exit code {done.returncode}, {seconds:.0f} s, {cpu:.0f} s of CPU; {log}", flush=True)

@@ -40,6 +40,21 @@ def test_commands_are_bash() -> None:
     assert checked.returncode == 0 and checked.stderr == ""
 
 
+def test_no_command_hides_a_failure(tmp_path: Path) -> None:
+    """`bash -e` goes on after a failure in front of `&&`, unless the list ends the command or is one that must fail."""
+    assert run("ends", "false; true", tmp_path) == 1
+    assert run("expected", "(exit 3) && false; test $? = 3; true", tmp_path) == 0
+    assert run("unexpected", "true && false; test $? = 3; true", tmp_path) == 1
+    hidden = re.compile(r"&&(?! false; test \$\? = \d)[^;&]*;|; kill \$!$")
+    assert [name for name, each in COMMANDS.items() if hidden.search(each.command)] == []
+
+
+def test_what_commands_write_is_theirs_alone() -> None:
+    """A folder that stays would be taken up by the next day's command, which then measures nothing."""
+    kept = re.compile(r"--(?:out|runs) (?!\$RUNS|docs/images/)")
+    assert [name for name, each in COMMANDS.items() if kept.search(each.command)] == []
+
+
 @each_case(("name", "model"), [("plan_big", None), ("plan_gsm8k", "Qwen/Qwen2.5-0.5B")])
 def test_run_files_are_cut_out_of_their_pages(tmp_path: Path, name: str, model: str | None) -> None:
     cut, plan = COMMANDS[name].command.split(" && ")
