@@ -51,7 +51,11 @@ def doctor(
 ) -> None:
     """Check GPUs, versions, disk, ports and links before a run. Exit code 1: something must be fixed first."""
     if gpu is not None:
-        _check_gpu(gpu, config)
+        from megasharp.planner.records import find_gpu
+
+        find_gpu(gpu)
+        if config is None:
+            raise UserError(f"--gpu {gpu} is what a run is planned for: give doctor a run file, or leave --gpu out")
     if gpu_smoke:
         if config is not None or nodes:
             raise UserError(
@@ -63,15 +67,6 @@ def doctor(
         raise typer.Exit(examine_all_nodes(config, overrides or [], runs, gpu))
     if not examine_node(config, overrides or [], runs, typer.echo, gpu):
         raise typer.Exit(1)
-
-
-def _check_gpu(gpu: str, file: Path | None) -> None:
-    """Raise UserError for a GPU that is not known, and for one that no run is planned for."""
-    from megasharp.planner.records import find_gpu
-
-    find_gpu(gpu)
-    if file is None:
-        raise UserError(f"--gpu {gpu} is the GPU that a run is planned for: give doctor a run file, or leave --gpu out")
 
 
 def smoke_gpu(runs: Path, say: Say) -> int:

@@ -143,7 +143,7 @@ def test_a_run_is_planned_for_the_gpu_that_is_named(
 @each_case(
     ("file", "keys", "gpu", "message"),
     [
-        (None, [], "h100", "--gpu h100 is the GPU that a run is planned for: give doctor a run file"),
+        (None, [], "h100", "--gpu h100 is what a run is planned for: give doctor a run file"),
         (None, [], "h300", "--gpu h300: give one of h200, h100, b200"),
         ("run.yaml", ["policy.device=cpu"], "h300", "--gpu h300: give one of h200, h100, b200"),
         ("run.yaml", ["policy.device=cpu"], "h100", "run.yaml: policy.device=cpu, so no GPU is planned for"),
