@@ -168,9 +168,9 @@ class PolicyConfig(Section):
         ge=1,
         description="Number of data-parallel replicas of the policy. Raise it to train on more GPUs; dp x tp x pp x "
         "cp is the number of ranks. null: 1 on GPUs, with Ray, and in a deterministic run. On the CPU with the "
-        "in-process engine one for each core (OMP_NUM_THREADS, where set, says how many), at most 4, as long as each "
-        "has 8 prompts of a step, and all of them, at 24 bytes a parameter and 1 GiB each, fit into half of the "
-        "memory; they sample too, each its share.",
+        "in-process engine one for each core (OMP_NUM_THREADS, where set, says how many; else a Slurm job has the CPUs "
+        "that it asked for), at most 4, as long as each has 8 prompts of a step, and all of them, at 24 bytes a "
+        "parameter and 1 GiB each, fit into half of the memory; they sample too, each its share.",
     )
     tp: int = Field(
         default=1,

@@ -24,9 +24,18 @@ _TORCH_THREADS = torch.get_num_threads()
 
 
 def available_cores() -> int:
-    """Return the number of cores that this process is to compute on: OMP_NUM_THREADS, where set, decides."""
-    quota = None if os.environ.get("OMP_NUM_THREADS") else control_group.core_limit()
-    return _TORCH_THREADS if quota is None else max(1, min(_TORCH_THREADS, int(quota)))
+    """Return the number of cores that this process is to compute on: OMP_NUM_THREADS, where set, decides.
+
+    Else a job of Slurm has those that it asked for, also where Slurm does not bind it to them.
+    """
+    limits = [float(_TORCH_THREADS)]
+    if not os.environ.get("OMP_NUM_THREADS"):
+        quota = control_group.core_limit()
+        limits += [] if quota is None else [quota]
+        if "SLURM_JOB_ID" in os.environ:
+            given = os.environ.get("SLURM_CPUS_PER_TASK") or os.environ.get("SLURM_CPUS_ON_NODE", "")
+            limits += [int(given)] if given.isdecimal() else []
+    return max(1, int(min(limits)))
 
 
 def machine_memory() -> int:

@@ -188,7 +188,8 @@ def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert large.parameter_count() > devices.ONE_THREAD_BELOW > small.parameter_count()
     monkeypatch.setattr(devices, "_TORCH_THREADS", 6)
     monkeypatch.setattr(control_group, "core_limit", lambda: None)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name in ("OMP_NUM_THREADS", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
     found = [cpu_threads(each, ranks, False) for each in (small, large) for ranks in (1, 2, 4, 8)]
     assert found == [1, 1, 1, 1, 6, 3, 1, 1]
     assert cpu_threads(large, 1, True) == 1
@@ -197,3 +198,29 @@ def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         assert available_cores() == cores
     monkeypatch.setenv("OMP_NUM_THREADS", "6")
     assert [cpu_threads(small, ranks, False) for ranks in (1, 2, 4)] == [6, 3, 1]
+
+
+@each_case(
+    ("job", "cores"),
+    [
+        ({"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "1", "SLURM_CPUS_ON_NODE": "1"}, 1),
+        ({"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "2", "SLURM_CPUS_ON_NODE": "4"}, 2),
+        ({"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "4"}, 4),
+        ({"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "128"}, 6),
+        ({"SLURM_JOB_ID": "1"}, 6),
+        # A value of the user's own, outside of any job.
+        ({"SLURM_CPUS_PER_TASK": "1"}, 6),
+        ({"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "1", "OMP_NUM_THREADS": "6"}, 6),
+    ],
+)
+def test_a_slurm_job_has_the_cores_that_it_asked_for(
+    monkeypatch: pytest.MonkeyPatch, job: dict[str, str], cores: int
+) -> None:
+    """Not all of a machine whose processes Slurm does not bind."""
+    monkeypatch.setattr(devices, "_TORCH_THREADS", 6)
+    monkeypatch.setattr(control_group, "core_limit", lambda: None)
+    for name in ("OMP_NUM_THREADS", "SLURM_JOB_ID", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    assert available_cores() == cores
