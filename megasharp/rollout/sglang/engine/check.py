@@ -45,9 +45,8 @@ def check_version(device: str) -> None:
     """Raises UserError where the installed SGLang is another one, or none."""
     found = _installed("sglang")
     if found != PINNED:
-        raise UserError(
-            f"the engines' Python has sglang {found}, but megasharp needs exactly {PINNED}; {_HOW_TO_BUILD[device]}"
-        )
+        has = "no sglang; " if found == _NONE else f"sglang {found}, but "
+        raise UserError(f"the engines' Python has {has}megasharp needs exactly {PINNED}; {_HOW_TO_BUILD[device]}")
 
 
 def check_build(device: str) -> None:

@@ -245,5 +245,5 @@ def test_an_engines_python_is_asked_where_no_model_is_at_hand(tmp_path: Path) ->
         settings = FleetSettings(python=python, model=tmp_path, log_folder=tmp_path)
         return read_card(Engines(settings, "run.yaml", at_hand=False, one_group=False))
 
-    assert "sglang none, but megasharp needs exactly" in str(card(Path(sys.executable)))
+    assert "no sglang; megasharp needs exactly" in str(card(Path(sys.executable)))
     assert "/no/python does not exist; build the engines' Python" in str(card(tmp_path / "no" / "python"))

@@ -88,7 +88,7 @@ def test_what_lies_where_the_user_is_is_not_imported(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     settings = FleetSettings(python=Path(sys.executable), model=tmp_path, log_folder=tmp_path)
     with pytest.raises(
-        UserError, match=r"^rollout\.python: .*: the engines' Python has sglang none, but .* needs"
+        UserError, match=r"^rollout\.python: .*: the engines' Python has no sglang; megasharp needs exactly"
     ) as told:
         check_engines(settings, "run.yaml")
     assert str(told.value).count("make fleet") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -389,6 +390,15 @@ def test_another_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for device, advice in (("cpu", "`make fleet`"), ("cuda", "`make gpu`")):
         with pytest.raises(UserError, match=rf"sglang 0.5.23, but megasharp needs exactly {PINNED}; .*{advice}"):
             check_version(device)
+
+
+def test_a_python_without_sglang_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(package: str) -> str:
+        raise metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    with pytest.raises(UserError, match=rf"^the engines' Python has no sglang; megasharp needs exactly {PINNED}; "):
+        check_version("cuda")
 
 
 def test_a_python_for_a_cpu_serves_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
