@@ -69,9 +69,10 @@ def write_report(folders: Sequence[Path], out: Path | None, evals: Sequence[Path
     from megasharp.common.files import write_like, write_text
     from megasharp.reporting.page.serve import as_html, read_page
 
-    own = folders[0] if len(folders) == 1 else None
-    place = own or (folders[0].resolve() if folders else evals[0]).parent
-    path = out or place / FILE
+    first, *more = folders or evals
+    # "." and ".." do not name what they are in.
+    beside = (first if first.name not in ("", "..") else first.resolve()).parent
+    path = out or (first if folders and not more else beside) / FILE
     if path.is_dir():
         raise UserError(f"--out {path}: this is a folder; give the name of a file, such as {path / FILE}")
     page = read_page(folders, live=False, evals=evals)

@@ -283,6 +283,18 @@ def read_columns(folder: Path, suite: str, names: Sequence[str]) -> pa.Table:
     return _columns(pieces, _in_order(pieces), names) if pieces else columns().empty_table().select(names)
 
 
+def count_samples(folder: Path, suite: str) -> int:
+    """Count a suite's samples; raises as `read_samples` does. Of complete evaluations only the files' ends are read."""
+    samples_info(folder, suite)
+    if journals(folder, suite):
+        return int(read_columns(folder, suite, ("number",)).num_rows)
+    count = 0
+    for path in parts(folder, suite):
+        with _reading(path):
+            count += int(parquet().read_metadata(path).num_rows)
+    return count
+
+
 def count_texts_missing(folder: Path, suite: str) -> tuple[int, int]:
     """Return how many samples of a suite have no text, without those that an engine aborted, and how many there are.
 

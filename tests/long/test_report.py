@@ -198,6 +198,50 @@ def test_both_ends_of_a_histogram_are_named(page: webdriver.Chrome) -> None:
         assert (names[0], names[-2], names[-1]) == ("0", "1", "share correct")
 
 
+SPY = """window.written = [];
+window.written_by = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+  const width = this.measureText(text).width, start = { center: 0.5, right: 1, end: 1 }[this.textAlign] || 0;
+  const { a, e } = this.getTransform();
+  const left = a * (x - start * width) + e, chart = this.canvas.closest(".chart").dataset.chart;
+  written.push({ chart, text, ends: [left, left + a * width], edge: this.canvas.width, turned: this.getTransform().b });
+  written_by.call(this, text, x, y);
+};"""
+NAMES = [
+    f"{kind}-with-casp-and-a-long-name-on-countdown-at-seed-{seed}" for kind in ("grpo", "dapo") for seed in (1, 2)
+]
+
+
+@pytest.mark.parametrize("width", [1280, 390, 320])
+def test_names_values_and_numbers_at_edges_are_whole(browser: webdriver.Chrome, tmp_path: Path, width: int) -> None:
+    """Names may lack their middle, where they still differ; values at lines' ends and an axis's last number may not."""
+    found = {0: result([0, 1, 2, 4], 8, 0), 100: result([1, 2, 3, 5], 8, 100), 2000: result([0, 2, 2, 8], 8, 2000)}
+    for seed, name in enumerate(NAMES, 1):
+        make_run(tmp_path / name, steps=1, name=name, seed=seed, evaluations=found)
+    made = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": SPY})
+    at_width(browser, width)
+    try:
+        browser.get(write_report([tmp_path / name for name in NAMES], None).as_uri())
+        browser.execute_script(
+            "state.models = new Set(data.models.map(nameOf)); redraw('passk');"
+            "document.querySelectorAll('details').forEach((box) => { box.open = true; }); written.length = 0"
+        )
+        draw_all(browser)
+        written = browser.execute_script("return written")
+    finally:
+        browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", made)
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    cut = [one for one in written if not one["turned"] and not 0 <= one["ends"][0] <= one["ends"][1] <= one["edge"]]
+    assert written and cut == []
+    last = [one for one in written if one["chart"] == "eval/dev/pass@8" and one["text"] == "2,000"]
+    assert len(last) == 1
+    for chart, values in {"pass@k dev": {"1", "0.75"}, "change dev": {"0", "0.25"}}.items():
+        named = [one["text"] for one in written if one["chart"] == chart and re.match("base|gr|da", one["text"])]
+        names, ends = zip(*(text.rsplit(" ", 1) for text in named), strict=True)
+        assert len({*names}) == len(names) == (9 if chart == "pass@k dev" else 8) and {*ends} == values
+        assert sum(name.endswith("2000") for name in names) == 4, "the step is seen"
+
+
 def test_runs_that_coincide_are_both_seen(page: webdriver.Chrome) -> None:
     draw_all(page)
     assert of_chart(page, "reward/mean", "u.series.slice(1).map((one) => one.dash || null)") == [None, [6, 4]]

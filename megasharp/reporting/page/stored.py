@@ -1,8 +1,9 @@
 """The stored samples of evaluations on the page: some of them with their texts, and counts of all.
 
-A set is the samples of one model on a suite. Samples that were judged again are one set with several judgements. Of a
-suite's problems the page has first those with samples that two judgements call otherwise, then those that models solve
-unequally often, then those of middle success rate.
+A set is the samples of one model on a suite; of a run's evaluations MOST_STEPS are read, the first and the last among
+them, as everywhere on the page, and the samples of the others are counted. Samples that were judged again are one set
+with several judgements. Of a suite's problems the page has first those with samples that two judgements call otherwise,
+then those that models solve unequally often, then those of middle success rate.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from megasharp.reporting.page.records import (
     StoredSuite,
     StoredVerdict,
     rounded,
-    shared_steps,
+    spread_out,
 )
-from megasharp.reporting.page.stored_counts import Counted, Key, Source, gather
+from megasharp.reporting.page.stored_counts import Counted, Key, Source, count_left_out, gather
 
 # On the page: problems of a suite, samples of a problem in one set and in all sets, letters of all.
 SHOWN_PROBLEMS, SHOWN_SAMPLES, OF_PROBLEM = 32, 8, 48
@@ -43,7 +44,8 @@ def read_stored(
     runs: Sequence[RunHistory], names: Sequence[str], beside: Mapping[Path, EvalResult]
 ) -> tuple[list[StoredSuite], list[str]]:
     """Read samples of the runs' evaluations and of those in `beside`; return a line for each that cannot be read."""
-    sources = [*_of_runs(runs, names), *_of_files(beside)]
+    chosen, others = _of_runs(runs, names)
+    sources = [*chosen, *_of_files(beside)]
     suites = dict.fromkeys(suite for source in sources for suite in source.suites)
     paths = {Path(name).stem: name for run in runs for name in _suites_of(run)}
     made: list[StoredSuite] = []
@@ -52,10 +54,13 @@ def read_stored(
     for place, suite in enumerate(sorted(suites)):
         sets, problems = gather(suite, [source for source in sources if suite in source.suites])
         unread += problems
+        counted, uncounted = count_left_out(suite, [source for source in others if suite in source.suites])
+        unread += uncounted
         if sets:
             base = suite.removesuffix(WITH_MEMORY)
             try:
-                one, used = _suite(suite, sets, _questions(paths.get(base, base)), left // (len(suites) - place))
+                questions = _questions(paths.get(base, base))
+                one, used = _suite(suite, sets, counted, questions, left // (len(suites) - place))
             except UserError as error:
                 unread.append(str(error))
                 continue
@@ -64,12 +69,20 @@ def read_stored(
     return made, unread
 
 
-def _of_runs(runs: Sequence[RunHistory], names: Sequence[str]) -> Iterator[Source]:
-    folders = [{step: at for step, at in step_folders(run) if suites_with_samples(at)} for run in runs]
-    for place, steps in enumerate(shared_steps(folders, MOST_STEPS)):
-        for step in steps:
-            folder = folders[place][step]
-            yield Source(place, step, f"{names[place]} {step}", folder, suites_with_samples(folder))
+def _of_runs(runs: Sequence[RunHistory], names: Sequence[str]) -> tuple[list[Source], list[Source]]:
+    """Return the evaluations of the runs that the page shows, and the others."""
+    shown: list[Source] = []
+    others: list[Source] = []
+    for place, (run, name) in enumerate(zip(runs, names, strict=True)):
+        found = [
+            Source(place, step, f"{name} {step}", at, suites)
+            for step, at in step_folders(run)
+            if (suites := suites_with_samples(at))
+        ]
+        chosen = spread_out(found, MOST_STEPS)
+        shown += chosen
+        others += [one for one in found if one not in chosen]
+    return shown, others
 
 
 def _of_files(beside: Mapping[Path, EvalResult]) -> Iterator[Source]:
@@ -101,9 +114,16 @@ def _questions(name: str) -> Mapping[str, tuple[str, str]]:
 
 
 def _suite(
-    suite: str, sets: Sequence[Counted], questions: Mapping[str, tuple[str, str]], room: int
+    suite: str,
+    sets: Sequence[Counted],
+    others: Mapping[Path, int],
+    questions: Mapping[str, tuple[str, str]],
+    room: int,
 ) -> tuple[StoredSuite, int]:
-    """Return a suite's part of the page, and how many letters it takes: at most `room`."""
+    """Return a suite's part of the page, and how many letters it takes: at most `room`.
+
+    `others` counts the samples of evaluations that the page leaves out.
+    """
     ids = list(dict.fromkeys(problem for one in sets for problem in one.ids))
     ranks = {problem: (*_interest(sets, problem), place) for place, problem in enumerate(ids)}
     most = max(2, min(SHOWN_SAMPLES, OF_PROBLEM // len(sets)))
@@ -122,7 +142,7 @@ def _suite(
         problems.append(StoredProblem(problem[:_SHORT], question, known, [one.of_problem(problem) for one in sets]))
         rows += own
     told = [SampleSet(one.run, one.step, one.name, one.judgements()) for one in sets]
-    return StoredSuite(suite, _note(suite, sets, len(ids), problems, rows), told, problems, rows), used
+    return StoredSuite(suite, _note(suite, sets, others, len(ids), problems, rows), told, problems, rows), used
 
 
 def _interest(sets: Sequence[Counted], problem: str) -> tuple[float, float, float]:
@@ -135,12 +155,24 @@ def _interest(sets: Sequence[Counted], problem: str) -> tuple[float, float, floa
 
 
 def _note(
-    suite: str, sets: Sequence[Counted], count: int, problems: Sequence[StoredProblem], rows: Sequence[StoredRow]
+    suite: str,
+    sets: Sequence[Counted],
+    others: Mapping[Path, int],
+    count: int,
+    problems: Sequence[StoredProblem],
+    rows: Sequence[StoredRow],
 ) -> str:
-    there = sum(one.size for one in sets)
+    left_out = sum(others.values())
+    there = sum(one.size for one in sets) + left_out
+    without = (
+        f"Evaluations that are left out: {len(others):,}, with {left_out:,} of the samples, as the page shows at most "
+        f"{MOST_STEPS} of a run, the first, the last and some between. "
+        if others
+        else ""
+    )
     return (
-        f"{suite}: {there:,} samples of {count:,} problems are stored. On this page are {len(rows):,} of "
-        f"{len(problems):,} problems: first those with samples that two judgements call otherwise, then those that "
+        f"{suite}: {there:,} samples of {count:,} problems are stored. {without}On this page are {len(rows):,} samples "
+        f"of {len(problems):,} problems: first those with samples that two judgements call otherwise, then those that "
         "models solve unequally often, then those of middle success rate; "
         f"up to {SHOWN_PROBLEMS} problems of a suite, {SHOWN_SAMPLES} samples of a model on each ({OF_PROBLEM} of all "
         f"models), the first {BEGINNING:,} and the last {END:,} letters of a response, and {MOST_LETTERS:,} letters in "

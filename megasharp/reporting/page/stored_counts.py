@@ -14,7 +14,15 @@ import numpy as np
 from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome
 from megasharp.evals.rejudge import same_samples
-from megasharp.evals.stored_samples import SamplesInfo, journals, parts, read_columns, samples_info, suites_with_samples
+from megasharp.evals.stored_samples import (
+    SamplesInfo,
+    count_samples,
+    journals,
+    parts,
+    read_columns,
+    samples_info,
+    suites_with_samples,
+)
 from megasharp.reporting.page.records import Judgement
 
 # `StoredSample.key`.
@@ -203,3 +211,15 @@ def gather(suite: str, sources: Sequence[Source]) -> tuple[list[Counted], list[s
                 new.add(name, folder, table)
                 sets.append(new)
     return sets, unread
+
+
+def count_left_out(suite: str, sources: Sequence[Source]) -> tuple[dict[Path, int], list[str]]:
+    """Count a suite's samples in each folder, without its judgements; return a line for each that cannot be read."""
+    counted: dict[Path, int] = {}
+    unread: list[str] = []
+    for source in sources:
+        try:
+            counted[source.folder] = count_samples(source.folder, suite)
+        except UserError as error:
+            unread.append(str(error))
+    return counted, unread

@@ -1,11 +1,20 @@
 // What uPlot is told of one chart of lines: axes, lines, bands, vertical marks, and names at the lines' ends.
 "use strict";
 
-const HEIGHT_PX = 230, FONT = "12px system-ui, sans-serif", FEW_POINTS = 13, ENDS_PX = 104;
+const HEIGHT_PX = 230, FONT = "12px system-ui, sans-serif", FEW_POINTS = 13;
+// Names at lines' ends: their font, the space around them, and the share of a chart's width that they take at most.
+const END_FONT = "600 11px system-ui, sans-serif", END_SPACE_PX = 6, MOST_ENDS = 0.42;
 const DASHES = { dashed: [6, 4], dotted: [2, 3] };
 const MARKS = { restart: [1, 3], reset: [7, 3], stage: [7, 3, 1, 3] };
 
+const ruler = document.createElement("canvas").getContext("2d");
+
 let palette = {};
+
+function widthOf(text, font) {
+  ruler.font = font;
+  return ruler.measureText(text).width;
+}
 
 // A colour of the style sheet's as canvases take it: they know no variables.
 function painted(colour, opacity = 1) {
@@ -57,7 +66,7 @@ function axesOf(spec) {
 
 function optionsOf(spec, columns, width, hooks) {
   return {
-    width, height: HEIGHT_PX, legend: { show: false }, padding: [8, spec.ends ? ENDS_PX : 10, 0, 0],
+    width, height: HEIGHT_PX, legend: { show: false }, padding: [8, (u) => rightOf(spec, u.width || width, hooks.view()[1]), 0, 0],
     scales: { x: { time: false, range: () => hooks.view(), ...(spec.axis === "k" ? { distr: 3, log: 2 } : {}) },
       y: { distr: spec.log ? 3 : 1, range: (_, low, high) => yRange(low, high, spec) } },
     axes: axesOf(spec), series: [{}, ...columns.map(seriesOf)], bands: bandsOf(columns),
@@ -70,6 +79,30 @@ function optionsOf(spec, columns, width, hooks) {
       draw: [(u) => spec.ends && drawEnds(u, spec)],
     },
   };
+}
+
+// The space beside a chart: for the names at its lines' ends, or for half of the last number under it.
+function rightOf(spec, width, last) {
+  const half = widthOf(Math.floor(last).toLocaleString("en"), FONT) / 2 + 2;
+  return Math.ceil(Math.max(10, half, ...(spec.ends ? endsOf(spec, width).map(({ text }) => widthOf(text, END_FONT) + 2 * END_SPACE_PX) : [])));
+}
+
+// A name without letters of its middle, so that it takes `room`; `share` of those that stay are its first.
+function fitted(name, room, share) {
+  let text = name;
+  for (let kept = name.length - 1; kept >= 2 && widthOf(text, END_FONT) > room; kept -= 1) {
+    const head = Math.max(1, Math.round(share * kept));
+    text = `${name.slice(0, head)}\u2026${name.slice(name.length - kept + head)}`;
+  }
+  return text;
+}
+
+// The lines with their ends' names and values. Values are whole; names are cut where they still differ, if they can.
+function endsOf(spec, width) {
+  const ends = spec.lines.filter((line) => line.y.length).map((line) => ({ line, value: line.y.at(-1), figure: ` ${number(line.y.at(-1))}` }));
+  const named = (share) => ends.map(({ line, figure }) => fitted(line.label, MOST_ENDS * width - widthOf(figure, END_FONT) - 2 * END_SPACE_PX, share));
+  const choices = [0.5, 0.3, 0.7].map(named), names = choices.find((some) => new Set(some).size === some.length) || choices[0];
+  return ends.map((end, at) => ({ ...end, text: names[at] + end.figure }));
 }
 
 // Beneath the lines: what happened to a run, and zero where values are changes.
@@ -99,17 +132,18 @@ function drawMarks(u, spec) {
 // Each line named at its right end, moved apart so that none covers another.
 function drawEnds(u, spec) {
   const { ctx, bbox } = u, ratio = uPlot.pxRatio, gap = 13 * ratio;
-  const placed = spec.lines.filter((line) => line.y.length).map((line) => ({ line, value: line.y.at(-1), y: u.valToPos(line.y.at(-1), "y", true) })).sort((a, b) => a.y - b.y);
+  const placed = endsOf(spec, u.width).map((end) => ({ ...end, y: u.valToPos(end.value, "y", true) })).sort((a, b) => a.y - b.y);
   placed.forEach((one, at) => { if (at) one.y = Math.max(one.y, placed[at - 1].y + gap); });
-  let floor = bbox.top + bbox.height;
+  // The last number of the axis stands below.
+  let floor = bbox.top + bbox.height - 4 * ratio;
   for (const one of [...placed].reverse()) { one.y = Math.min(one.y, floor); floor = one.y - gap; }
   ctx.save();
-  ctx.font = `600 ${11 * ratio}px system-ui, sans-serif`;
+  ctx.font = END_FONT.replace("11px", `${11 * ratio}px`);
   ctx.textBaseline = "middle";
   ctx.textAlign = "left";
-  for (const { line, value, y } of placed) {
+  for (const { line, text, y } of placed) {
     ctx.fillStyle = painted(line.colour);
-    ctx.fillText(`${line.label.length > 9 ? `${line.label.slice(0, 8)}\u2026` : line.label} ${number(value)}`, bbox.left + bbox.width + 6 * ratio, y);
+    ctx.fillText(text, bbox.left + bbox.width + END_SPACE_PX * ratio, y);
   }
   ctx.restore();
 }

@@ -365,9 +365,15 @@ def test_mistakes_are_told_in_one_line(runs: Path) -> None:
         write_report([runs / "a"], None)
 
 
-def test_where_the_page_is_written(runs: Path) -> None:
+def test_where_the_page_is_written(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert write_report([runs / "a"], None) == runs / "a" / "report.html"
     assert write_report([runs / "a", runs / "b"], None) == runs / "report.html"
+    monkeypatch.chdir(runs.parent)
+    here = Path(runs.name)
+    assert write_report([here / "a"], None) == here / "a" / "report.html"
+    assert write_report([here / "a", here / "b"], None) == here / "report.html", "told as it was given"
+    monkeypatch.chdir(runs / "a")
+    assert write_report([Path(), Path("../b")], None) == runs / "report.html"
     assert write_report([runs / "a"], runs / "deep" / "page.html").stat().st_size < 400_000
 
 

@@ -18,7 +18,8 @@ from run_folders import Folder
 
 from megasharp.common.records import Outcome
 from megasharp.evals.rejudge import find_flips, same_samples
-from megasharp.evals.stored_samples import read_samples, samples_info
+from megasharp.evals.sample_store import SampleStore
+from megasharp.evals.stored_samples import SamplesInfo, read_samples, samples_info
 from megasharp.reporting.history import read_run
 from megasharp.reporting.page import stored
 from megasharp.reporting.page.records import StoredSuite
@@ -98,7 +99,39 @@ def test_texts_keep_their_ends_and_all_of_it_its_bound(evaluated: Path, monkeypa
     few = shown(evaluated)
     assert 0 < len(few.problems) < stored.SHOWN_PROBLEMS
     assert 0 < len(json.dumps([asdict(row) for row in few.rows])) < 2 * 20_000
-    assert f"On this page are {len(few.rows)} of {len(few.problems)} problems" in few.note
+    assert f"On this page are {len(few.rows)} samples of {len(few.problems)} problems" in few.note
+
+
+def test_every_step_of_each_run_is_shown(tmp_path: Path) -> None:
+    """The longer run's last model too, which the shorter run has no counterpart of."""
+    for name, steps in {"long": (0, 5, 10, 15, 20), "short": (0, 10)}.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        Folder(folder).config()
+        for step in steps:
+            store(folder / "evals" / f"step_{step:06d}", samples(3, judged, step), label=name, step=step)
+    ((one,), unread) = read_stored([read_run(tmp_path / name) for name in ("long", "short")], ["long", "short"], {})
+    named = [each.name for each in one.sets]
+    assert named == [*(f"long {step}" for step in (0, 5, 10, 15, 20)), "short 0", "short 10"] and unread == []
+    assert f"dev: {7 * 3 * (N + 1)} samples of 3 problems are stored. On this page" in one.note
+
+
+def test_evaluations_that_are_left_out_are_counted(run: Folder) -> None:
+    """Also one that still runs, whose samples are in a journal; one that cannot be read is told."""
+    run.config()
+    evals = run.root / "evals"
+    for step in range(9):
+        store(evals / f"step_{step:06d}", samples(3, judged, step), step=step)
+    running = SampleStore(evals / "step_000003", SamplesInfo("dev", {}, {"weights": "w"}, "texts"))
+    running.add([replace(one, number=one.number + 3) for one in samples(2, judged, 3)])
+    one = shown(run.root)
+    assert [each.step for each in one.sets] == [0, 2, 4, 6, 8]
+    assert f"dev: {(9 * 3 + 2) * (N + 1)} samples of 3 problems are stored." in one.note
+    assert f"left out: 4, with {(4 * 3 + 2) * (N + 1)} of the samples" in one.note
+    (path,) = (evals / "step_000005" / "samples").iterdir()
+    path.write_text("torn")
+    ((one,), (unread,)) = read_stored([read_run(run.root)], ["mine"], {})
+    assert path.name in unread and f"dev: {(8 * 3 + 2) * (N + 1)} samples" in one.note
 
 
 def test_hostile_texts_stay_data(evaluated: Path) -> None:
