@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
+from difflib import SequenceMatcher
 from functools import lru_cache
 from hashlib import sha256
 from importlib import import_module
@@ -17,9 +18,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from megasharp.common.errors import UserError, one_line
+from megasharp.common.errors import UserError, nearest, one_line
 
 Made = TypeVar("Made")
+# Names that a message about a missing one has.
+_MOST_NAMES = 8
 
 
 def look_beside(file: Path) -> None:
@@ -48,9 +51,23 @@ def imported(path: str, key: str = "reward.function") -> object:
         ) from error
     for part in name.split("."):
         if not hasattr(found, part):
-            raise UserError(f"{key}: {place} has no {name!r}; name what it has")
+            there = _callables(found, part)
+            raise UserError(
+                f"{key}: {place} has no {name!r}; "
+                + (nearest(part, there) if there else "nor any other function or class; name one that has it")
+            )
         found = getattr(found, part)
     return found
+
+
+def _callables(found: object, name: str) -> list[str]:
+    """Return the functions and classes of a module or class, those most like `name` first; its own, if there are."""
+    there = getattr(found, "__dict__", {})
+    public = {each: value for each, value in there.items() if callable(value) and not each.startswith("_")}
+    module = getattr(found, "__name__", "")
+    own = [each for each, value in public.items() if getattr(value, "__module__", "") == module]
+    names = sorted(own or public, key=lambda each: SequenceMatcher(None, name, each).ratio(), reverse=True)
+    return names if len(names) <= _MOST_NAMES else [*names[:_MOST_NAMES], "..."]
 
 
 def beside(use: str, folder: Path) -> str:

@@ -59,6 +59,7 @@ from megasharp.trainer.resolve.models import memory_path
 from megasharp.trainer.resolve.recipes import build_recipes, correction_notes
 from megasharp.trainer.resolve.resolved_run import check_precision_keys
 from megasharp.trainer.resolve.summary import environment_notes
+from megasharp.trainer.reward_judge import check_functions
 
 if TYPE_CHECKING:
     from megasharp.config.policy import LoraConfig
@@ -446,9 +447,10 @@ def limits_that_bite(config: RunConfig, where: str) -> list[str]:
 def described_without(config: RunConfig, where: str, absent: UserError) -> list[str]:
     """Describe a run whose model or data are not at hand, as far as config.json tells, a line each.
 
-    Raises UserError for what `ask` refuses, such as a model of which nothing is known here, and for an engines' Python
-    whose packages do not serve.
+    Raises UserError for what `ask` refuses, such as a model of which nothing is known here, for a reward function that
+    cannot be imported, and for an engines' Python whose packages do not serve.
     """
+    check_functions(config, where)
     asked = ask(config, where, Options())
     architecture, split = asked.request.policy.architecture, asked.request.split
     return [

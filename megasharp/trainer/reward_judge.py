@@ -285,9 +285,7 @@ def training_items(
     Functions are looked for beside the run file `where` too. Raises UserError where one has no known signature, or
     needs a column that no row has, and where environments judge.
     """
-    if where:
-        look_beside(find(where))
-    rewards = own_rewards(reward, [] if source is None else [source])
+    rewards = _found_rewards(reward, [] if source is None else [source], where)
     task = OWN_TASK if source is None else judging_task(source, reward)
     if task not in rewards:
         return list(items)
@@ -299,6 +297,20 @@ def training_items(
     for each in rewards[task].functions:
         signature_of(each.path).check_rows(items)
     return [replace(item, task=task) for item in items]
+
+
+def check_functions(config: RunConfig, where: str) -> None:
+    """Import the functions that judge training, without its rows. Raises UserError where one has no known signature."""
+    mix = [source for source in config.data.sources if isinstance(source, MixedSource)]
+    for own in _found_rewards(config.reward, mix, where).values():
+        for each in own.functions:
+            signature_of(each.path)
+
+
+def _found_rewards(reward: RewardConfig, mix: Sequence[MixedSource], where: str) -> dict[str, OwnReward]:
+    if where:
+        look_beside(find(where))
+    return own_rewards(reward, mix)
 
 
 def workers_for(reward: RewardConfig, tasks: Collection[str]) -> int:

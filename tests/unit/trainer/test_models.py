@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from cases import each_case
 from typer.testing import CliRunner
 
 from megasharp.checkpoint.store import CheckpointStore, RunState
@@ -221,6 +222,37 @@ def test_a_preset_is_described_where_its_model_is_not_at_hand(monkeypatch: pytes
     assert f"not checked: weights, tokenizer, prompts, suites and the engines' flags, {absent}" in done.output
     done = CliRunner().invoke(app, [*command, f"rollout.python={tmp_path}/only/on/nodes"])
     assert f"suites, and the engines' packages and flags (their Python is not here), {absent}" in done.output
+
+
+@each_case(
+    ("said", "message"),
+    [
+        ("reward: {function: 'mine:corect'}", "mine has no 'corect'; nearest is correct; known are: correct, digits"),
+        ("reward: {function: 'nofile:x'}", "cannot import nofile (ModuleNotFoundError: No module named 'nofile'); put"),
+        ("reward: {functions: [{function: 'mine:corect'}]}", "mine has no 'corect'; nearest is correct"),
+        ("data: {mix: [{set: gsm8k, reward: 'mine:corect'}]}", "mine has no 'corect'; nearest is correct"),
+        ("reward: {function: 'mine:correct'}", ""),
+    ],
+)
+def test_a_reward_that_cannot_be_imported_is_refused_without_a_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, message: str
+) -> None:
+    """It is found beside the run file, as in training."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    rewards = "".join(f"def {name}(text, answer):\n    return 1.0\n" for name in ("digits", "correct"))
+    (tmp_path / "dry_rewards.py").write_text(rewards)
+    run_file = tmp_path / "run.yaml"
+    data = "" if said.startswith("data") else "data: {set: gsm8k}, "
+    written = said.replace("mine:", "dry_rewards:")
+    run_file.write_text(
+        f"{{name: mine, model: {{path: Qwen/Qwen3-1.7B}}, {data}recipe: {{methods: [grpo]}}, steps: 3, {written}}}"
+    )
+    done = CliRunner().invoke(app, ["train", str(run_file), "--dry-run"])
+    if message:
+        assert isinstance(done.exception, UserError), done.output
+        assert str(done.exception).startswith(f"reward.function: {message.replace('mine', 'dry_rewards')}")
+    else:
+        assert done.exit_code == 0 and "not checked: weights, tokenizer" in done.output, done.output
 
 
 def test_engines_that_could_not_run_are_refused_without_a_model(
