@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 # Characters of a line of the list.
 _WIDEST = 10_000
+# Letters of a state in a list; `show` has all of it.
+_STATE = 100
 
 runs_app = typer.Typer(no_args_is_help=True, help="List, show and compare runs.")
 
@@ -118,7 +121,7 @@ def list_runs(folder: Path, console: Console) -> None:
         rewards = run.series("reward/mean")
         reward = f"{rewards[-1][1]:.3f}" if rewards else "-"
         of = "" if run.steps is None else f" of {run.steps}"
-        state = said.get(run.folder, run.state)
+        state = said.get(run.folder) or textwrap.shorten(run.state, _STATE, placeholder=" ...")
         table.add_row(run.name, state, f"{run.last_step}{of}", reward, str(len(run.attempts)), moment(run.written))
     # Never folded: a log's path in a state can be copied whole.
     console.width = max(

@@ -120,9 +120,14 @@ def _draw(axes: Axes, panel: Panel, last_step: float) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(4))
 
 
+def window(points: int) -> int:
+    """Return how many of a curve's points a running mean averages."""
+    return max(3, points // 10)
+
+
 def running_mean(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Average over windows of a tenth of the run; each mean is at its window's middle."""
-    width = max(3, len(values) // 10)
+    width = window(len(values))
     kernel = np.full(width, 1.0 / width)
     return np.convolve(steps, kernel, mode="valid"), np.convolve(values, kernel, mode="valid")
 
@@ -134,7 +139,7 @@ def plot_runs(figures: Mapping[str, Mapping[str, Series]], path: Path) -> Path:
     """Draw each metric of `figures` (by name, then by run: points of step and value) as one panel to the PNG `path`.
 
     Every run has one colour in all panels, named once below them. Long curves of steps, which are noisy, are shown as
-    running means; evaluations are shown as they are.
+    running means, which the axis says; evaluations are shown as they are.
 
     Raises:
         UserError: no metric has a point, or the file cannot be written.
@@ -152,14 +157,17 @@ def plot_runs(figures: Mapping[str, Mapping[str, Series]], path: Path) -> Path:
     for index, (name, runs) in enumerate(panels.items()):
         axes = figure.add_subplot(lines, columns, index + 1)
         dress(axes)
+        windows: set[int] = set()
         for run, colour in colours.items():
             steps, values = np.array(runs.get(run) or np.empty((0, 2))).reshape(-1, 2).T
             plain = name.startswith("eval/") or len(values) < SMOOTH_FROM
             if not plain:
+                windows.add(window(len(values)))
                 steps, values = running_mean(steps, values)
             axes.plot(steps, values, color=colour, linewidth=1.8, marker="o" if plain else None, markersize=3)
         axes.set_title(name, fontsize=9, fontweight="bold", color=INK, loc="left")
-        axes.set_xlabel("step", fontsize=8, color=MUTED)
+        over = " to ".join(f"{width}" for width in sorted({min(windows), max(windows)})) if windows else ""
+        axes.set_xlabel(f"step (means over {over} steps)" if over else "step", fontsize=8, color=MUTED)
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(4))
     lines_drawn = figure.axes[0].get_lines()

@@ -156,6 +156,8 @@ def _stale_summary(history: RunHistory) -> Iterator[str]:
 
 # Limits of one screen: the newest attempts, checkpoints and events, and column widths in characters.
 _ATTEMPTS, _CHECKPOINTS, _EVENTS, _WIDTH, _REASON = 5, 3, 3, 40, 160
+# Letters of the last reason, which is said once: a message is whole, a log is not.
+_WHOLE = 800
 # The mean of this many last steps estimates the next ones.
 _PACE = 50
 
@@ -186,7 +188,7 @@ def _standing(history: RunHistory) -> Iterator[str]:
     of = f" of {steps}, {last / steps:.0%}" if steps else ""
     if history.token_budget:
         of = f" of {steps} at most, tokens {history.tokens:,} of {history.token_budget:,}"
-    yield f"{_short(history.state)}  step {last}{of}{_pace(history)}"
+    yield f"{_short(history.state, _WHOLE)}  step {last}{of}{_pace(history)}"
     spent = goodput(history)
     if spent.share is None:
         return
@@ -267,9 +269,9 @@ def _attempt(record: AttemptRecord, history: RunHistory, running: bool) -> Itera
         yield _short(str(record.reason)) + (f" (exit {record.exit_code})" if record.exit_code else "")
 
 
-def _short(reason: str) -> str:
+def _short(reason: str, most: int = _REASON) -> str:
     """Shorten a reason: that of a lost engine holds the last lines of its log, and the attempt's record has all."""
-    return textwrap.shorten(reason, _REASON, placeholder=" ...")
+    return textwrap.shorten(reason, most, placeholder=" ...")
 
 
 def _checkpoints(history: RunHistory) -> RenderableType:
@@ -394,7 +396,7 @@ def page(runs: Mapping[str, RunHistory]) -> RenderableType:
         parts.append(table)
     cost = Columns("cost", *runs, style="bold")
     spent = [goodput(run) for run in runs.values()]
-    cost.add_row("steps", *(f"{run.last_step} of {run.steps}, {run.state}" for run in runs.values()))
+    cost.add_row("steps", *(f"{run.last_step} of {run.steps}, {_short(run.state)}" for run in runs.values()))
     cost.add_row("wall time", *(duration(one.wall) for one in spent))
     cost.add_row("goodput", *(_MISSING if one.share is None else f"{one.share:.0%}" for one in spent))
     seconds = [one.useful / max(len(run.training), 1) for one, run in zip(spent, runs.values(), strict=True)]

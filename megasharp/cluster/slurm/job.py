@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import resources
 from itertools import product
@@ -330,6 +331,10 @@ def _shortens(given: str, name: str) -> bool:
     return len(given) > len("--") and f"--{name}".startswith(given)
 
 
+class Refused(UserError):
+    """sbatch refused a job."""
+
+
 def submit(job: Job) -> tuple[str, Path]:
     """Give a job to sbatch; return its number and its log.
 
@@ -339,8 +344,18 @@ def submit(job: Job) -> tuple[str, Path]:
     sbatch_program()
     logs = job.run / "logs"
     file = logs / f"{job.name}.sbatch"
+    made = not file.exists()
     write_text(file, text)
-    number = sbatch(file)
+    try:
+        number = sbatch(file)
+    except Refused:
+        if made:
+            file.unlink(missing_ok=True)
+        # Folders with anything in them stay.
+        with suppress(OSError):
+            logs.rmdir()
+            job.run.rmdir()
+        raise
     log = logs / f"slurm_{number}.log"
     if job.is_run:
         record(job.run, number, log)
@@ -356,7 +371,7 @@ def sbatch_program() -> str:
 
 
 def sbatch(file: Path) -> str:
-    """Submit a file; return the job's number. Raises UserError as `submit` does."""
+    """Submit a file; return the job's number. Raises UserError as `submit` does, Refused if sbatch refuses."""
     try:
         done = subprocess.run(
             [sbatch_program(), "--parsable", str(file)], capture_output=True, text=True, timeout=LIMIT_S, check=False
@@ -364,10 +379,11 @@ def sbatch(file: Path) -> str:
     except subprocess.TimeoutExpired:
         raise UserError(f"sbatch did not answer in {LIMIT_S} s; look with squeue before you submit again") from None
     if done.returncode:
-        words = " ".join(done.stderr.split())
+        lines = (line.strip().removeprefix("sbatch: ").removeprefix("error: ") for line in done.stderr.splitlines())
+        words = "; ".join(filter(None, lines))
         asked = re.search(r"^#SBATCH (--(?:gpus-per-node|gres)=\S+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
         hint = f"; the file asks for {asked[1]}: has this partition GPUs?" if asked and "gres" in words else ""
-        raise UserError(f"sbatch refused {file}: {words.removeprefix('sbatch: error: ')}{hint}")
+        raise Refused(f"sbatch refused {file.name} (--dry-run prints it): {words}{hint}")
     # On a federation "number;cluster" is printed.
     return done.stdout.strip().partition(";")[0]
 

@@ -6,11 +6,14 @@ Before its first attempt a run has nothing else by which it could be found. Impo
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 
 SUBMITTED = Path("logs", "submitted.jsonl")
@@ -30,10 +33,14 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A job in Slurm's queue: its state and the reason for it, as squeue writes them: PENDING, Resources."""
+    """A job in Slurm's queue: its state and the reason for it, as squeue writes them: PENDING, Resources.
+
+    `started`: when it was started the last time, in seconds since 1970; None where it was not, or that is unknown.
+    """
 
     state: str
     reason: str
+    started: float | None = None
 
 
 # The jobs in Slurm's queue among these, by number; None where Slurm is not at hand.
@@ -66,16 +73,24 @@ def queue(jobs: Sequence[str]) -> Mapping[str, Standing] | None:
     program = shutil.which("squeue")
     if program is None:
         return None
-    command = [program, "--noheader", "--array", f"--jobs={','.join(jobs)}", "--format=%i|%T|%r"]
+    command = [program, "--noheader", "--array", f"--jobs={','.join(jobs)}", "--format=%i|%T|%S|%r"]
+    # Another format of the user's would be no time to read.
+    environment = {**os.environ, "SLURM_TIME_FORMAT": "standard"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False, env=environment)
     except (OSError, subprocess.TimeoutExpired):
         return None
     # So it says of a single job that it has forgotten; of several it lists those that it knows.
     if done.returncode and "Invalid job id" not in done.stderr:
         return None
-    rows = (line.strip().split("|", 2) for line in done.stdout.splitlines())
-    return {row[0]: Standing(row[1], row[2]) for row in rows if len(row) == 3}
+    rows = (line.strip().split("|", 3) for line in done.stdout.splitlines())
+    found: dict[str, Standing] = {}
+    for job, state, start, reason in (row for row in rows if len(row) == 4):
+        found[job] = Standing(state, reason)
+        # It is "N/A" of a job that was not started.
+        with suppress(ValueError):
+            found[job] = Standing(state, reason, datetime.fromisoformat(start).timestamp())
+    return found
 
 
 def standings(runs: Mapping[Path, float], ask: Queue = queue) -> dict[Path, str]:
@@ -98,7 +113,9 @@ def _standing(jobs: Sequence[Submitted], began: float, queued: Mapping[str, Stan
         if found is not None and found.state == "PENDING":
             return f"queued (job {each.job}, {found.state}: {found.reason})"
         if found is not None:
-            return f"starting (job {each.job}, {found.state})"
+            # Of a job that was queued again, an attempt of an earlier start says nothing.
+            over = began > (each.time if found.started is None else found.started)
+            return f"{'saving or ending' if over else 'starting'} (job {each.job}, {found.state})"
     if began > last.time:
         return ""
     if queued is None:

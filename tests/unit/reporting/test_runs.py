@@ -314,6 +314,20 @@ def test_no_word_of_a_run_is_read_as_markup(tmp_path: Path) -> None:
         assert [text for text in words if text.format(WORDS) not in page] == []
 
 
+def test_a_long_reason_is_bounded_in_lists_and_whole_on_the_screen(tmp_path: Path) -> None:
+    reason = "a rank is gone; " + "its log ends with many words, " * 15 + "the last of which is this"
+    failed = AttemptRecord(started=1.0, seen=2.0, ended=2.0, reason=reason, exit_code=1)
+    Folder(tmp_path / "one").config("one").rows(steps(1, 3)).attempt(1, failed)
+    Folder(tmp_path / "two").config("two").rows(steps(1, 3))
+    console = Console(width=80)
+    with console.capture() as captured:
+        list_runs(tmp_path, console)
+    lines = captured.get().splitlines()
+    assert max(map(len, lines)) < 180 and any("stopped: a rank is gone; its log ends" in line for line in lines)
+    assert any("..." in line for line in lines)
+    assert f"stopped: {reason}" in " ".join(printed(screen(read_run(tmp_path / "one"))).split())
+
+
 def test_sparklines() -> None:
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 40) == "▁▂▃▄▅▆▇█"
     assert sparkline([0, 0, 1, 1], 2) == "▁█"
@@ -426,4 +440,4 @@ def test_a_long_reason_does_not_fill_the_screen(run: Folder) -> None:
         1, AttemptRecord(started=1.0, seen=9.0, ended=9.0, reason=words, exit_code=1)
     )
     page = printed(screen(read_run(run.root)))
-    assert "no engine" in page and "..." in page and page.count("line of") < 25
+    assert "no engine" in page and "..." in page and page.count("line of") < 75

@@ -168,13 +168,23 @@ def test_without_slurm_one_line_says_so(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_sbatchs_own_words_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for sbatch, which refuses."""
+    """A stand-in for sbatch, which refuses in two lines; what was made for it goes, and nothing else."""
     sbatch = tmp_path / "sbatch"
-    sbatch.write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gpu' >&2; exit 1\n")
+    lines = "sbatch: error: invalid partition specified: gpu\nsbatch: error: Batch job submission failed: no such one"
+    sbatch.write_text(f"#!/bin/sh\necho '{lines}' >&2; exit 1\n")
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    with pytest.raises(UserError, match=r"sbatch refused .*quickstart.sbatch: invalid partition specified: gpu$"):
-        submit_run(Asked(QUICKSTART, [], tmp_path, ClusterProfile(time="60")), dry_run=False, say=print)
+    runs = tmp_path / "runs"
+    said = r"^sbatch refused quickstart.sbatch \(--dry-run prints it\): invalid partition specified: gpu; Batch job "
+    said += "submission failed: no such one$"
+    for there in ([], [runs / "quickstart" / "logs" / "slurm_1.log"]):
+        for file in there:
+            file.parent.mkdir(parents=True)
+            file.write_text("of an earlier job")
+        with pytest.raises(UserError, match=said):
+            submit_run(Asked(QUICKSTART, [], runs, ClusterProfile(time="60")), dry_run=False, say=print)
+        assert [path for path in runs.rglob("*") if path.is_file()] == there
+        assert there or [*runs.glob("*")] == []
 
 
 @pytest.mark.parametrize("name", ["enroot-8xh200", "modules-venv", "roce-gres"])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
+from cases import each_case
 from rich.console import Console
 
 from megasharp.cli.runs import list_runs, show_run
@@ -35,7 +37,7 @@ def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_list_asks_once_and_says_where_each_job_stands(tmp_path: Path, squeue: Path) -> None:
     runs = tmp_path / "runs"
-    squeue.write_text("7|PENDING|Resources\n9_2|RUNNING|None\n8|PENDING|Dependency\n")
+    squeue.write_text("7|PENDING|N/A|Resources\n9_2|RUNNING|2026-11-29T07:20:21|None\n8|PENDING|N/A|Dependency\n")
     submitted(runs, "waits", "7", "8")
     submitted(runs, "of_an_array", "9_2")
     submitted(runs, "cancelled", "5")
@@ -58,6 +60,26 @@ def test_the_list_asks_once_and_says_where_each_job_stands(tmp_path: Path, squeu
         show_run("waits", runs, console)
         show_run("goes_on", runs, console)
     assert captured.get().count("queued (job 7, PENDING: Resources)") == 2
+
+
+@each_case(
+    ("started", "began", "word"),
+    [
+        ("2026-11-29T07:20:21", 0.0, "starting"),
+        ("2026-11-29T07:20:21", 60.0, "saving or ending"),
+        ("2026-11-29T07:20:21", -60.0, "starting"),
+        ("N/A", 1e9, "saving or ending"),
+        ("N/A", -1e9, "starting"),
+    ],
+)
+def test_a_job_whose_attempt_has_trained_is_not_starting(
+    tmp_path: Path, squeue: Path, started: str, began: float, word: str
+) -> None:
+    """`began`: seconds after the job's last start; a job that was queued again has attempts from before it."""
+    folder = submitted(tmp_path / "runs", "a", "1")
+    squeue.write_text(f"1|RUNNING|{started}|None\n")
+    start = datetime(2026, 11, 29, 7, 20, 21).timestamp()
+    assert standings({folder: start + began if began else 0.0}) == {folder: f"{word} (job 1, RUNNING)"}
 
 
 def test_a_job_that_began_is_the_attempts_to_tell_and_without_slurm_its_number_is_said(

@@ -6,10 +6,11 @@ import matplotlib.image
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 
 from megasharp.common.control import ControlState, LengthChange, LengthState, Reset, ResetState
 from megasharp.common.errors import UserError
-from megasharp.reporting.curves import Events, events_of, plot_training
+from megasharp.reporting.curves import Events, events_of, plot_runs, plot_training
 from megasharp.reporting.passk import plot_frontier, plot_pass_at_k, spread
 from megasharp.reporting.style import COLOURS, DPI, LOSS
 
@@ -134,3 +135,18 @@ def test_resets_and_stages_are_lines_after_the_step_they_followed(tmp_path):
     # Thin lines are blended with the paper, so any red counts.
     red, none = (int((image[..., 0] - image[..., 1] > 0.1).sum()) for image in (marked, without))
     assert red > 200 and none == 0
+
+
+def test_axes_of_runs_say_over_how_many_steps_their_lines_are_means(tmp_path, monkeypatch):
+    """One number where the runs are as long, else the smallest and the largest; nothing where points are drawn."""
+    drawn: list[Figure] = []
+    monkeypatch.setattr("megasharp.reporting.curves.save_figure", lambda figure, path: drawn.append(figure) or path)
+
+    def points(count: int) -> list[tuple[int, float]]:
+        return [(step, 0.5) for step in range(count)]
+
+    of_steps = {"a": points(200), "b": points(100), "c": points(20)}
+    plot_runs({"reward/mean": of_steps}, tmp_path / "a.png")
+    plot_runs({"loss": {"a": points(90)}, "eval/dev/pass@1": of_steps, "short": {"a": points(19)}}, tmp_path / "b.png")
+    labels = [axes.get_xlabel() for figure in drawn for axes in figure.axes]
+    assert labels == ["step (means over 3 to 20 steps)", "step (means over 9 steps)", "step", "step"]
