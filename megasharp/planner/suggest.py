@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
 from typing import get_args
@@ -197,10 +197,14 @@ def gains(plan: Plan, own: Plan) -> Iterator[str]:
         yield f"beside the file's own: {', '.join(parts)}"
 
 
-def overlaps(first: Plan, other: Plan) -> bool:
-    """Return whether the ranges of two plans' steps have seconds in common, so that neither is known to be faster."""
-    one, two = first.step_range, other.step_range
-    return one is not None and two is not None and one[0] <= two[1] and two[0] <= one[1]
+def doubts(found: Sequence[Suggestion], own: Plan) -> Iterator[str]:
+    """Yield which layouts are not known to be slower than the first, because their ranges have seconds in common."""
+    others = {"file": own, **{str(number): one.plan for number, one in enumerate(found[1:], 2)}}
+    first = found[0].plan.step_range if found else None
+    ranges = [(label, plan.step_range) for label, plan in others.items()]
+    near = [label for label, two in ranges if first and two and first[0] <= two[1] and two[0] <= first[1]]
+    if near:
+        yield f"the range of 1 overlaps with {', '.join(near)}: measure some steps of each before you choose"
 
 
 def _fits(plan: Plan) -> bool:

@@ -15,7 +15,7 @@ from megasharp.planner.formulas import Lengths
 from megasharp.planner.memory import ANNOTATION, HANDOVER, SAMPLING, TRAINING, run_text
 from megasharp.planner.records import EngineMemory, Machines, Network, Plan, Request, StageMemory, range_text
 from megasharp.planner.seconds import loss
-from megasharp.planner.suggest import Suggestion, changes, gains, overlaps
+from megasharp.planner.suggest import Suggestion, changes, doubts, gains
 from megasharp.planner.transport import NETWORK, PROMPT_TOKEN, RESPONSE_TOKEN
 from megasharp.planner.warnings import limits_of_predictions
 
@@ -357,10 +357,7 @@ def suggestions_text(found: Sequence[Suggestion], own: Plan) -> str:
         )
         lines += ["", *_wrapped(f"{number}", keys), *_wrapped("", "; ".join([*one.reasons, *gains(one.plan, own)]))]
         lines += _alternatives(one) if number == 1 else []
-    others = {"file": own, **{str(number): one.plan for number, one in enumerate(found[1:], 2)}}
-    near = [label for label, plan in others.items() if overlaps(found[0].plan, plan)]
-    if near:
-        told = f"the range of 1 overlaps with {', '.join(near)}: measure some steps of each before you choose"
+    for told in doubts(found, own):
         lines += ["", *_wrapped("note", told)]
     return "\n".join(line.rstrip() for line in lines)
 
