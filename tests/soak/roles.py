@@ -22,7 +22,8 @@ def _judges(words: list[str]) -> bool:
 # The fork server of the sandbox and its workers have one command line.
 _FOUND_BY: dict[str, Callable[[list[str]], bool]] = {
     "driver": _is_driver,
-    "rank": lambda words: words[0] == "ray::RankActor",
+    # Ray adds the name of the method that runs.
+    "rank": lambda words: words[0].startswith("ray::RankActor"),
     "engine": lambda words: "megasharp.rollout.sglang.engine" in words or words[0] == "sglang::scheduler",
     "raylet": lambda words: words[0].endswith("/raylet"),
     "fork server": _judges,

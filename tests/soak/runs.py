@@ -17,7 +17,7 @@ from cluster import Cluster
 from submitting import QUICKSTART, REPOSITORY, Submitting
 
 SEED = 1
-# Common to both: a watchdog that waits 80 s, so that it is seen to act; retries enough for every fault.
+# Common to both; the watchdogs' limits are short, so that they are seen to act.
 _COMMON = (
     "guard.stage_timeout_s=80",
     "guard.long_stages={start: 300, rollout: 120, eval: 300, checkpoint: 120}",
