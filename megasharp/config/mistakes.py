@@ -63,7 +63,7 @@ def first_mistake(error: ValidationError, schema: type[Section], tree: Tree) -> 
     ends = {path for path in paths if not any(len(p) > len(path) and p[: len(path)] == path for p in paths)}
     place = path_of(tree, first)
     place = place[:-1] if first["type"] == "invalid_key" else place
-    # Missing keys are told together, so that a new file is not mended key by key.
+    # Missing keys are reported together, so that a new file is not mended key by key.
     missing = [path for path, each in zip(paths, mistakes, strict=True) if each["type"] == first["type"] == "missing"]
     also = [".".join(map(str, path)) for path in dict.fromkeys(missing) if path in ends and path != place]
     told = f", and so {'are' if len(also) > 1 else 'is'} {', '.join(also)}" if also else ""

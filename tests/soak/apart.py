@@ -54,7 +54,7 @@ def run_apart(command: Sequence[str], folder: Path) -> int:
 
 @dataclass(frozen=True)
 class Left:
-    """What others than this process have left in its namespaces."""
+    """Remains of other processes in the namespaces of this one."""
 
     processes: list[str]
     shared_memory: list[str]

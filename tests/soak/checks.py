@@ -107,11 +107,9 @@ def prompts_once(root: Path) -> list[str]:
     due = Counter(names[:position])
     lost, twice = due - had, had - due
     found = whole_groups(root)
-    return (
-        [*found, f"{len(lost)} prompts lost, {len(twice)} too often: {[*lost][:3]} {[*twice][:3]}"]
-        if lost or twice
-        else found
-    )
+    if lost or twice:
+        found.append(f"{len(lost)} prompts lost, {len(twice)} too often: {[*lost][:3]} {[*twice][:3]}")
+    return found
 
 
 def history_of(root: Path) -> dict[str, object]:
@@ -123,7 +121,8 @@ def same_history(root: Path, undisturbed: dict[str, object]) -> list[str]:
     """Rows, groups and the last checkpoint are those of the undisturbed run, bit for bit."""
     own = history_of(root)
     found = [f"{part} differ from the undisturbed run's" for part in own if own[part] != undisturbed[part]]
-    pairs = zip(history(root), cast("list[dict[str, float]]", undisturbed["rows"]), strict=False)
+    rows, calm_rows = (cast("list[dict[str, float]]", side["rows"]) for side in (own, undisturbed))
+    pairs = zip(rows, calm_rows, strict=False)
     differing = Counter(name for row, calm in pairs for name in row if row[name] != calm.get(name))
     return [*found, f"in rows: {dict(differing.most_common(5))}"] if differing else found
 

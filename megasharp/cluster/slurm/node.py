@@ -67,12 +67,11 @@ def main() -> None:
         try:
             code = _lead(folder, command, names, deadline, signals)
         except (Stopped, TimeIsUp) as ended:
-            write_text(folder / EXIT_CODE, f"{ended.code}\n")
+            _record(folder, ended.code)
             raise
         except UserError as error:
-            write_text(folder / EXIT_CODE, f"{error.exit_code}\n")
+            _record(folder, error.exit_code)
             raise
-        write_text(folder / EXIT_CODE, f"{code}\n")
         sys.exit(code)
     _follow(folder, names, number, deadline, signals)
 
@@ -89,12 +88,12 @@ def _lead(folder: Path, command: Sequence[str], names: Sequence[str], deadline: 
         publish(folder, "head", node.address)
         node.await_nodes(names, lambda: _check(folder, signals))
         publish(folder, "ready", " ".join(names))
-        code = drive(
-            command, {"RAY_ADDRESS": node.address}, folder, signals, lambda: _check_ray(node, folder, names[0])
-        )
-        # Before this node's Ray ends, because those of the others may end with it.
-        write_text(folder / EXIT_CODE, f"{code}\n")
-        return code
+        address = {"RAY_ADDRESS": node.address}
+        return drive(command, address, folder, signals, lambda: _check_ray(node, folder, names[0]))
+
+
+def _record(folder: Path, code: object) -> None:
+    write_text(folder / EXIT_CODE, f"{code}\n")
 
 
 def _check(folder: Path, signals: _Signals) -> None:
@@ -133,10 +132,12 @@ def drive(
 ) -> int:
     """Run the command to its end; return its exit code, or 128 + the number of a signal that ended it.
 
-    75, and nothing is run, where time is up already. `check` is called now and then; where it raises, the command is
+    The code is recorded here, before this node's Ray ends, because those of other nodes may end with it. It is 75, and
+    nothing is run, where time is up already. `check` is called now and then; where it raises, the command is
     killed.
     """
     if (folder / TIME_IS_UP).exists():
+        _record(folder, AGAIN)
         return AGAIN
     with save_kept_from_children():
         process = subprocess.Popen(command, env={**os.environ, **variables}, stdin=subprocess.DEVNULL)
@@ -156,7 +157,9 @@ def drive(
         process.kill()
         process.wait()
         raise
-    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+    code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+    _record(folder, code)
+    return code
 
 
 if __name__ == "__main__":

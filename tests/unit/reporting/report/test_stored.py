@@ -117,7 +117,7 @@ def test_every_step_of_each_run_is_shown(tmp_path: Path) -> None:
 
 
 def test_evaluations_that_are_left_out_are_counted(run: Folder) -> None:
-    """Also one that still runs, whose samples are in a journal; one that cannot be read is told."""
+    """Also one that still runs, whose samples are in a journal; one that cannot be read is reported."""
     run.config()
     evals = run.root / "evals"
     for step in range(9):
