@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from copy import deepcopy
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,10 +73,16 @@ for _yaml in (_Loader, _Dumper):
 def parse_yaml(text: str, where: str) -> Any:
     """Return the value written in `text`. Raises UserError naming `where` when it is not YAML."""
     try:
-        return yaml.load(text, Loader=_Loader)
+        return deepcopy(_loaded(text))
     # PyYAML itself raises ValueError for a date such as 2026-13-45, and cannot go down a thousand lists.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{where}: not valid YAML: {_yaml_problem(error)}") from error
+
+
+@lru_cache(maxsize=512)
+def _loaded(text: str) -> Any:
+    """Parse once what is read again and again: a sweep reads the same presets for each of its runs."""
+    return yaml.load(text, Loader=_Loader)
 
 
 # Texts of PyYAML that few would understand.

@@ -49,6 +49,13 @@ def test_values_as_people_mean_them(text: str, value: object) -> None:
     assert parsed == value and type(parsed) is type(value)
 
 
+def test_a_changed_tree_changes_no_other_of_the_same_text() -> None:
+    """A text is parsed once in a process."""
+    changed = parse_yaml("policy: {tp: 1}", "here")
+    changed["policy"]["tp"] = 2
+    assert parse_yaml("policy: {tp: 1}", "there") == {"policy": {"tp": 1}}
+
+
 def test_merge_is_by_key_and_leaves_its_inputs() -> None:
     base, over = {"a": {"x": 1, "y": 2}, "b": [1, 2]}, {"a": {"y": 3}, "b": [9], "c": 0}
     assert merge(base, over) == {"a": {"x": 1, "y": 3}, "b": [9], "c": 0}
