@@ -79,6 +79,13 @@ def training_rows(root: Path) -> list[dict[str, float]]:
     return [row for row in map(json.loads, lines) if "policy/loss" in row]
 
 
+def told_at_the_end(log: str) -> str:
+    """Return what a job's log says last: a line of megasharp where there is one, as Ray's may come after it."""
+    lines = log.strip().splitlines()
+    told = [line for line in lines if line.startswith("megasharp: ")] or lines
+    return told[-1] if told else "no output"
+
+
 def is_of_full_disk(end: str) -> bool:
     """Return whether a run told its user, at its end, that the disk is full."""
     return "no space left" in end.lower()

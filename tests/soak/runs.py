@@ -16,6 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "slurm"))
 from cluster import Cluster
 from submitting import QUICKSTART, REPOSITORY, Submitting
 
+from tests.soak import checks
+
 SEED = 1
 # Common to both; the watchdogs' limits are short, so that they are seen to act.
 _COMMON = (
@@ -129,8 +131,8 @@ class SlurmRun:
             return True
         if (state["JobState"], state["ExitCode"]) == ("COMPLETED", "0:0"):
             return False
-        said = self._submitting.log(self.name, self._job).strip().splitlines()
-        self._ends.append(f"job {state['JobState']}: {said[-1] if said else 'no log'}")
+        said = checks.told_at_the_end(self._submitting.log(self.name, self._job))
+        self._ends.append(f"job {state['JobState']}: {said}")
         self._job = self._submit()
         return True
 

@@ -96,6 +96,13 @@ def test_files_that_are_more_than_planned_are_named() -> None:
     assert checks.larger_than_planned(sizes) == ["checkpoints: plan says 10.0 MB, 16.0 MB are there"]
 
 
+def test_a_job_that_ended_for_want_of_space_is_told_from_one_that_failed() -> None:
+    log = "megasharp: /runs/soak/step.parquet: no space left on the disk\nRay: Node 6dc5 received SIGTERM\n"
+    assert checks.is_of_full_disk(checks.told_at_the_end(log))
+    assert not checks.is_of_full_disk(checks.told_at_the_end(log + "megasharp: rank 0 ended\nRay: Node 6dc5 ...\n"))
+    assert checks.told_at_the_end("") == "no output"
+
+
 def test_growth_is_told_from_one_jump_of_the_allocator() -> None:
     def growth(by_step: float, jump: float) -> float:
         return checks.memory_growth([(n, 400 + by_step * n + jump * (n > 800)) for n in range(1, 1001)])
