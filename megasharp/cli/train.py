@@ -14,11 +14,14 @@ from megasharp.cli.options import Overrides, RunFile, RunsFolder
 from megasharp.common import output
 from megasharp.common.errors import NotAtHand, RunFailed, UserError, one_line
 from megasharp.common.exit_codes import collect_as_usual, note, status
+from megasharp.common.signals import save_heard
 
 AGAIN = "Resume and restart"
 
 
 # One step after the other of a command: what each way of starting ends with is read in one place.
+# Time may run out before the run is there to hear of it.
+@save_heard()
 def train(
     config: RunFile,
     overrides: Overrides = None,

@@ -148,11 +148,15 @@ def config_of(source: Path) -> RunConfig | None:
 
     Of a run that an older release began it has the prompts that this one meant, and the reading of responses.
     """
-    step = _step_of(source.resolve())
+    folder = run_of_source(source)
     with suppress(UserError):
-        folder = source if step is None else source.resolve().parent.parent
         return validate(RunConfig, as_judged(prompts_meant(stored_config(folder))), f"{folder}/config.yaml")
     return None
+
+
+def run_of_source(source: Path) -> Path:
+    """Return the folder of a run, or of the run that a checkpoint belongs to."""
+    return source if _step_of(source.resolve()) is None else source.resolve().parent.parent
 
 
 def _step_of(whole: Path) -> int | None:

@@ -51,6 +51,7 @@ from megasharp.trainer.eval_source import (
     engines_of,
     hf_folder,
     measured,
+    run_of_source,
 )
 from megasharp.trainer.resolve.prompt_format import asking_of, check_mark, check_markers, checked_name
 from megasharp.trainer.reward_judge import RewardJudge, check_judging, own_rewards, training_items
@@ -123,8 +124,9 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
         asking = Asking() if run is None else asking_of(run)
     longest = None if run is None else run.eval.max_response_tokens or run.data.largest_response
     suites = asked.suites or _suites_of(run, source)
-    # Functions are found beside suites of own rows, and where the folder of runs lies.
-    folders = [place for place in source.resolve().parents[:4] if place.name == "runs"] if run and source else []
+    # Functions are found beside suites of own rows, and beside the folder of runs, which has a sweep's folder in it.
+    above = run_of_source(source).resolve().parents if run and source else []
+    folders = [*above[:1], *(place for place in above[1:3] if place.name == "runs")]
     for near in (*filter(Path.is_file, map(Path, suites)), *folders):
         look_beside(near)
     sweep = []

@@ -241,9 +241,11 @@ def _nodes(asked: Asked, config: RunConfig, where: str) -> int:
             f"--nodes {cluster.nodes}, or make the run smaller"
         )
     if cluster.nodes < nodes:
+        also = "" if cluster.backend == "ray" else ", cluster.backend=ray"
         raise UserError(
             f"{where}: cluster.nodes={cluster.nodes}, so {nodes - cluster.nodes} of the {nodes} nodes of --nodes would "
-            f"idle; set cluster.nodes={nodes} with policy.dp and rollout.engines to fill them (megasharp plan --nodes)"
+            f"idle; set cluster.nodes={nodes}{also}, and policy.dp and rollout.engines to fill them (megasharp plan "
+            "--nodes)"
         )
     return nodes
 

@@ -11,10 +11,12 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import pytest
 from waiting import HANG_S, is_pending, wait_until
 
+from megasharp.cli.train import train
 from megasharp.common import signals
 from megasharp.common.errors import RunFailed, StageTimeout, TrainingStopped, UserError
 from megasharp.common.exit_codes import run_command
@@ -238,6 +240,19 @@ def test_a_run_that_saved_is_to_be_started_again(capsys: pytest.CaptureFixture[s
         raise signals.TimeIsUp("saved after step 3")
 
     assert outcome(command, capsys) == (75, "megasharp: saved after step 3\n")
+
+
+def test_train_hears_it_while_it_reads_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: object) -> None:
+        send(signals.SAVE)
+        raise UserError("read")
+
+    monkeypatch.setattr("megasharp.common.output.outlive", lambda: None)
+    monkeypatch.setattr("megasharp.trainer.early_ranks.expect_ranks", lambda *_: None)
+    monkeypatch.setattr("megasharp.config.run_config.load_run", read)
+    with pytest.raises(UserError, match="read"):
+        train(Path("run.yaml"))
+    assert signals.save_asked() == signals.SAVE
 
 
 def test_children_do_not_hear_it() -> None:

@@ -349,12 +349,7 @@ def submit(job: Job) -> tuple[str, Path]:
     try:
         number = sbatch(file)
     except Refused:
-        if made:
-            file.unlink(missing_ok=True)
-        # Folders with anything in them stay.
-        with suppress(OSError):
-            logs.rmdir()
-            job.run.rmdir()
+        _take_back([file] * made, [logs, job.run])
         raise
     log = logs / f"slurm_{number}.log"
     if job.is_run:
@@ -428,16 +423,31 @@ def submit_array(name: str, jobs: Mapping[int, Job], folder: Path, at_once: int 
     text = render_array(name, jobs, folder, at_once)
     sbatch_program()
     _refuse_twice(name)
-    for number, job in jobs.items():
-        (job.run / "logs").mkdir(parents=True, exist_ok=True)
-        write_text(folder / "jobs" / f"{number}.sbatch", render(job))
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
     file = folder / "array.sbatch"
-    write_text(file, text)
-    array = sbatch(file)
+    texts = {folder / "jobs" / f"{number}.sbatch": render(job) for number, job in jobs.items()} | {file: text}
+    made = [path for path in texts if not path.exists()]
+    logs = [*(job.run / "logs" for job in jobs.values()), folder / "logs"]
+    for place in logs:
+        place.mkdir(parents=True, exist_ok=True)
+    for path, its_text in texts.items():
+        write_text(path, its_text)
+    try:
+        array = sbatch(file)
+    except Refused:
+        _take_back(made, [*logs, *(job.run for job in jobs.values()), folder / "jobs", folder])
+        raise
     for number, job in jobs.items():
         record(job.run, f"{array}_{number}", folder / "logs" / f"{array}_{number}.log")
     return array
+
+
+def _take_back(files: Sequence[Path], folders: Sequence[Path]) -> None:
+    """Remove what a refused submission made: files, then folders as far as nothing else is in them."""
+    for file in files:
+        file.unlink(missing_ok=True)
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def _asked(job: Job) -> list[str]:

@@ -11,8 +11,11 @@ from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from megasharp.common.errors import UserError
-from megasharp.config.core import Tree, dump_tree, merge, nested, validate
+from megasharp.config.core import Tree, dump_tree, merge, nested
+from megasharp.config.mistakes import first_mistake
 from megasharp.config.other_trainers.configurations import Written
 from megasharp.config.run_config import RunConfig
 from megasharp.config.schema_keys import described_keys
@@ -138,7 +141,12 @@ class Translation:
                 self.needless.setdefault(key, "see what is to fill in" if asked else "off, by itself or by other keys")
         self.ours.setdefault("name", run_name(Path(where).stem))
         lacking = _TO_FILL_IN.keys() - self.ours.keys() - ({"data.path"} if "data.mix" in self.ours else set())
-        validate(RunConfig, _tree(self.ours | {key: _TO_FILL_IN[key] for key in lacking}), where)
+        tree = _tree(self.ours | {key: _TO_FILL_IN[key] for key in lacking})
+        try:
+            RunConfig.model_validate(tree)
+        except ValidationError as error:
+            mistake = first_mistake(error, RunConfig, tree)
+            raise UserError(mistake.told(where, self._origin(".".join(map(str, mistake.place))))) from None
         for key in sorted(lacking):
             self.to_fill_in.setdefault(key, f"{where} does not say it")
         lines = [f"# {where}, of {self.trainer}, as a run of megasharp.", dump_tree(_tree(self.ours)).rstrip()]
@@ -150,6 +158,11 @@ class Translation:
         ):
             lines += ["", f"# {title}:", *(f"#   {key}: {text}" for key, text in found.items())] if found else []
         return "\n".join(lines)
+
+    def _origin(self, ours: str) -> str:
+        """Name the keys of theirs that a key of ours was made of. Example: "made of optim.lr"."""
+        theirs = (key for key in self._given if (row := self._row(key)) is not None and ours in row.ours)
+        return f"made of {names}" if (names := ", ".join(theirs)) else ""
 
     def _row(self, key: str) -> Row | None:
         """Return the row about a key: its own, one of all keys like it, or that of the table that it is in."""

@@ -136,6 +136,11 @@ def check(
     names = [source.own_name for source in config.data.mix]
     read = config.data
     if DATA_KEY in commits:
+        if config.data.path is not None and Path(config.data.path).exists():
+            raise UserError(
+                f"{where}: data.path: {config.data.path} is on this machine, and the run began with the hub's data set "
+                "of that name; rename what is here, or resume from another folder"
+            )
         read = read.model_copy(update={"revision": commits[DATA_KEY]})
     problems = training_problems(config.model_copy(update={"data": read}), where)
     prompts = tokenize_prompts(problems, tokenizer, sources=names)

@@ -298,6 +298,12 @@ def test_no_key_is_lost(trainer: str, tmp_path: Path) -> None:
         ("trl", "odd.yaml", "{reward_funcs: a.b, reward_weights: [1, 2]}", "there are 2, of 1 reward_funcs"),
         ("trl", "odd.yaml", "loss_type: cispo", "epsilon_high: cispo bounds weights by it, and 0.2 is below 1"),
         ("trl", "odd.py", "args = (", "not valid Python"),
+        (
+            "verl",
+            "odd.yaml",
+            "actor_rollout_ref: {actor: {optim: {lr: -1.0}}}",
+            "odd.yaml: policy.optimizer.lr: expected number > 0, found -1.0 (made of actor_rollout_ref.actor.optim.lr)",
+        ),
         ("trl", "binary.yaml", "\0\1", "is no text"),
     ],
 )

@@ -190,6 +190,18 @@ def test_own_rows_are_judged_by_the_function_that_is_asked_for_or_the_run_s(
             evaluate_source(Asked(tmp_path, [], Settings()), lambda line: None, lambda line: None)
 
 
+def test_functions_are_looked_for_beside_the_folder_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever that folder is called."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    run = tmp_path / "place" / "mine" / "run"
+    run.mkdir(parents=True)
+    changes = ["checkpoint.keep_best=null", "eval.suites=[other]"]
+    (run / "config.yaml").write_text(dump_yaml(load_run(BASE.parent / "run.yaml", changes)))
+    with pytest.raises(UserError, match="suite other: no"):
+        evaluate_source(Asked(run, [], Settings()), lambda line: None, lambda line: None)
+    assert str(tmp_path / "place") in sys.path
+
+
 def test_two_evaluations_do_not_write_into_one_folder(tmp_path: Path) -> None:
     with held(tmp_path, ""), pytest.raises(UserError, match="another megasharp eval writes there; give another --out"):
         in_process(tmp_path, Path("countdown_dev"), temperatures=[1.0])

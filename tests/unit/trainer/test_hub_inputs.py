@@ -133,3 +133,11 @@ def test_a_sweep_s_begun_run_stays_at_its_commit(cached: Path, tmp_path: Path) -
     assert said == ["study_s1: to do"]
     with pytest.raises(UserError, match=r"study_s2: .*tokenizer"):
         Sweep(grid, ["seeds=[1,2]"], tmp_path / "runs", said.append).run(1, dry_run=True)
+
+
+def test_a_run_of_the_hubs_rows_does_not_go_on_with_a_folder_that_has_come() -> None:
+    run = load_run(QUICKSTART / "run.yaml", ["eval.suites=[]"])
+    with pytest.raises(
+        UserError, match=r"run.yaml: data.path: .* is on this machine, and the run began with the hub's"
+    ):
+        check(run, "run.yaml", begun=True, commits={"data.path": COMMIT})

@@ -46,3 +46,21 @@ def test_every_job_of_an_array_asks_for_its_nodes_memory(
         Sweep(grid, [], tmp_path / "runs", print).submit(dry_run=True)
         told = capsys.readouterr().out
         assert [line for line in told.splitlines() if "--mem" in line] == ([f"#SBATCH {asked}"] if asked else [])
+
+
+def test_a_refused_array_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for sbatch; what was there before stays."""
+    monkeypatch.setattr(Sweep, "_prepare", lambda self, weights: None)
+    sbatch, runs, grid = tmp_path / "sbatch", tmp_path / "runs", tmp_path / "grid.yaml"
+    sbatch.write_text("#!/bin/sh\necho 'sbatch: error: no such partition' >&2; exit 1\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    grid.write_text(f"name: grid\nrun: {QUICKSTART}\nseeds: [1, 2]\nslurm: {{}}\n")
+    for there in ([], [runs / "grid" / "jobs" / "0.sbatch"]):
+        for file in there:
+            file.parent.mkdir(parents=True)
+            file.touch()
+        with pytest.raises(UserError, match=r"^sbatch refused array.sbatch .*: no such partition$"):
+            Sweep(grid, [], runs, print).submit(dry_run=False)
+        assert [path for path in runs.rglob("*") if path.is_file()] == there
+        assert there or not (runs / "grid").exists()
