@@ -21,11 +21,10 @@ VERDICTS = (
     "not shown here",
     "does not hold here",
     "needs GPUs",
-    "being measured",
     "not testable",
 )
 _VERDICT = re.compile(
-    r"holds|holds where .+|(not shown here|does not hold here|not testable)( \(.+\))?|needs GPUs|being measured"
+    r"holds|holds where .+|(not shown here|does not hold here|not testable)( \(.+\))?|needs GPUs"
 )
 
 

@@ -24,7 +24,6 @@ error.
 | not shown here | measured, and the interval holds zero |
 | does not hold here | the contrary was shown here, or the paper's own figures contradict it |
 | needs GPUs | about the papers' own models; the run files are ready |
-| being measured | runs are planned for it and not all of them done |
 | not testable | no statement that a run could contradict |
 
 "Here" is a model of a few numbers (`toy`), or of 0.6 million parameters on Countdown (`small model`). A claim that does

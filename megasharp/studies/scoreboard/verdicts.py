@@ -128,13 +128,12 @@ def computed(claim: PaperClaim, studies: Mapping[str, Sequence[Claim]], measured
         found += [f"{one.statement}: {one.ours}" if len(ours) > 1 else one.ours for one in ours]
     if claim.frontier is not None and measured is not None:
         test = measured.frontier.get((claim.frontier.method, claim.frontier.metric))
-        allowed = "being measured"
-        if test is not None:
-            allowed = FRONTIER_WORDS.get((test.verdict, claim.frontier.sign), "not shown here")
+        if test is None:
+            raise UserError(f"{claim.id}: the frontier study has no test of {claim.frontier.method}")
+        allowed = FRONTIER_WORDS.get((test.verdict, claim.frontier.sign), "not shown here")
         if claim.word != allowed:
-            _refuse(claim, f"the frontier study says {allowed}" + ("" if test is None else f": {test.figures}"))
-        if test is not None:
-            found.append(test.figures)
+            _refuse(claim, f"the frontier study says {allowed}: {test.figures}")
+        found.append(test.figures)
     if claim.measured and measured is not None:
         found += _held_to_figures(claim, measured.files)
     return found

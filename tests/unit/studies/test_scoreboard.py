@@ -125,9 +125,10 @@ def test_the_frontier_study_decides_what_it_tested(tmp_path: Path) -> None:
     )
     assert len(computed(of("holds", frontier=FrontierCheck(method="casp")), {}, found)) == 1
     assert computed(of("not shown here", frontier=FrontierCheck(method="iac")), {}, found)
-    assert computed(of("being measured", frontier=FrontierCheck(method="dlc")), {}, found) == []
     assert read_measured(tmp_path / "none", []) == Measured({}, {})
-    for verdict, method, sign in (("holds", "iac", "above"), ("holds", "dlc", "above"), ("holds", "casp", "below")):
+    with pytest.raises(UserError, match="the frontier study has no test of dlc"):
+        computed(of("holds", frontier=FrontierCheck(method="dlc")), {}, found)
+    for verdict, method, sign in (("holds", "iac", "above"), ("holds", "casp", "below")):
         check = FrontierCheck.model_validate({"method": method, "sign": sign})
         with pytest.raises(UserError, match="the frontier study says"):
             computed(of(verdict, frontier=check), {}, found)
