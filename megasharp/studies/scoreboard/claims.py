@@ -23,9 +23,7 @@ VERDICTS = (
     "needs GPUs",
     "not testable",
 )
-_VERDICT = re.compile(
-    r"holds|holds where .+|(not shown here|does not hold here|not testable)( \(.+\))?|needs GPUs"
-)
+_VERDICT = re.compile(r"holds|holds where .+|(not shown here|does not hold here|not testable)( \(.+\))?|needs GPUs")
 
 
 class StudyCheck(Section):
