@@ -6,7 +6,8 @@ that are left are killed and the folder is removed. Before a close in good order
 nothing is left after it.
 
 The other way round, a driver whose raylet is gone is ended by Ray's own code, without a message. So the message comes
-from here, where a server ends while the pipe is open and that last line has not come.
+from here, where a server ends while the pipe is open and that last line has not come. Ray's code does not always see
+it: a driver that waited for engines during an evaluation went on waiting. After a minute it is killed from here.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from contextlib import suppress
 import psutil
 
 CLOSING = "closing"
+# Ray's own code needs some seconds at most, and a run that ends for a lost rank some more to close.
+ALONE_S = 60.0
 _SERVERS = ("raylet", "gcs_server")
 _READ_BYTES = 1 << 16
 
@@ -35,12 +38,12 @@ def described(processes: Iterable[psutil.Process]) -> str:
     return "\n".join(lines)
 
 
-def main(folder: str) -> None:
-    """Wait until the driver has gone, then end all that is left."""
+def main(folder: str, alone_s: float = ALONE_S) -> None:
+    """Wait until the driver has gone, then end all that is left; it has `alone_s` seconds after the end of a server."""
     # A terminal's interrupt is the driver's business; this outlives it.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    family, ended = _watch(sys.stdin.fileno())
+    family, ended = _watch(sys.stdin.fileno(), alone_s)
     for process in family:
         with suppress(psutil.NoSuchProcess):
             process.kill()
@@ -50,7 +53,7 @@ def main(folder: str) -> None:
         print(f"megasharp: Ray's {ended} ended, and with it this run; continue with --resume", file=sys.stderr)
 
 
-def _watch(pipe: int) -> tuple[list[psutil.Process], str | None]:
+def _watch(pipe: int, alone_s: float) -> tuple[list[psutil.Process], str | None]:
     """Watch until the pipe closes; return the processes it named, and the server that ended before, if one did."""
     family: list[psutil.Process] = []
     servers: dict[int, str] = {}
@@ -58,8 +61,11 @@ def _watch(pipe: int) -> tuple[list[psutil.Process], str | None]:
     rest = ""
     driver = psutil.Process(os.getppid())
     while True:
-        ready, _, _ = select.select([pipe, *servers], [], [])
-        if pipe in ready:
+        ready, _, _ = select.select([pipe, *servers], [], [], None if ended is None else alone_s)
+        if not ready:
+            with suppress(psutil.NoSuchProcess):
+                driver.kill()
+        elif pipe in ready:
             text = os.read(pipe, _READ_BYTES).decode()
             if not text:
                 return family, ended
@@ -104,4 +110,4 @@ def _add(line: str, family: list[psutil.Process], servers: dict[int, str]) -> No
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], *map(float, sys.argv[2:]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -61,7 +62,27 @@ def test_only_a_server_that_ended_first_is_told(
     assert not folder.exists()
 
 
-def watched(process: subprocess.Popen[str]) -> int:
+# Starts a reaper that waits half a second, and waits.
+DRIVER = """
+import subprocess, sys, time
+command = [sys.executable, "-P", "-m", "megasharp.cluster.ray_runtime.reaper", sys.argv[1], "0.5"]
+reaper = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+print(sys.argv[2], file=reaper.stdin, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_driver_that_goes_on_without_a_raylet_is_killed(tmp_path: Path, servers: list[psutil.Popen]) -> None:
+    command = [sys.executable, "-c", DRIVER, str(tmp_path / "folder"), reaper.described(servers)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as driver:
+        wait_until(lambda: any(watched(child) == 2 for child in psutil.Process(driver.pid).children()))
+        servers[1].kill()
+        _, said = driver.communicate(timeout=HANG_S)
+    assert (driver.returncode, said) == (-signal.SIGKILL, TOLD)
+    assert all(server.wait(HANG_S) is not None for server in servers), "all are ended"
+
+
+def watched(process: subprocess.Popen[str] | psutil.Process) -> int:
     """How many servers it waits for the end of: an interpreter that starts opens and closes files of other kinds."""
     kinds = []
     for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
