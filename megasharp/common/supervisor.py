@@ -68,7 +68,7 @@ class Supervisor:
             return self._run(retries)
 
     def _run(self, retries: int) -> int:
-        begun: list[str] = []
+        begun: list[tuple[str, int]] = []
         opened = False
         while True:
             code = self._attempt(["--resume"] if begun and (opened or not self._first) else self._first)
@@ -83,10 +83,11 @@ class Supervisor:
             if len(begun) == retries:
                 self._note(f"{failure}; {retries} restarts are all that were allowed, at {standing}")
                 return code
-            if begun.count(standing) >= _SAME_PLACE:
+            place = (standing, self._evaluated())
+            if begun.count(place) >= _SAME_PLACE:
                 self._note(f"{failure}; given up: {_SAME_PLACE} restarts began at {standing} and made no progress")
                 return code
-            begun.append(standing)
+            begun.append(place)
             self._note(f"{failure}; starts again at {standing} (restart {len(begun)} of {retries})")
             until = time.monotonic() + self._pause_s
             while time.monotonic() < until and not self._arrived:
@@ -154,6 +155,10 @@ class Supervisor:
             return (self._root / "checkpoints" / "latest").read_text().strip() or _NO_CHECKPOINT
         except OSError:
             return _NO_CHECKPOINT
+
+    def _evaluated(self) -> int:
+        """Count the tables of samples: an evaluation that was cut off goes on, which is progress too."""
+        return sum(1 for _ in (self._root / "evals").rglob("*.parquet"))
 
     def _ended(self) -> int:
         """Return the exit code where a signal came and the attempt had failed, or none was running."""

@@ -29,6 +29,8 @@ Path = tuple[int | str, ...]
 _SHOWN = 60
 # Mistakes whose text is our own: those of validators.
 _OURS = ("value_error", "assertion_error")
+# Keys to give of a whole table that is missing.
+_EXAMPLES = {"data": "data.path, data.set or data.mix"}
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -95,7 +97,9 @@ def _reason(mistake: ErrorDetails, place: Path, schema: type[Section]) -> str:
         method = ", and no method has this name" if place[:-1] == ("recipe",) else ""
         return f"unknown key{other_name(key, value, keys) or method + _nearest(schema, mistake['loc'])}"
     if kind == "missing":
-        return "this key is required"
+        return "this key is required" + (
+            f"; give {_EXAMPLES[place[0]]}" if len(place) == 1 and place[0] in _EXAMPLES else ""
+        )
     if kind in _OURS:
         said = mistake["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
         # Of a whole table the message says what is wrong in it.

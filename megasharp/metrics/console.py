@@ -179,7 +179,9 @@ def print_summary(summary: RunSummary, console: Console | None = None) -> None:
     console = console or SafeConsole()
     for change in summary.suites:
         console.print(_passk_table(change))
-    table = Table(title=f"{summary.steps} steps in {duration(summary.seconds)}", title_justify="left")
+    table = Table(
+        title=f"{summary.steps} step{'s' * (summary.steps != 1)} in {duration(summary.seconds)}", title_justify="left"
+    )
     table.add_column("stage")
     table.add_column("seconds", justify="right")
     table.add_column("share", justify="right")

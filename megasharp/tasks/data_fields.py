@@ -41,6 +41,10 @@ def parse_object(line: bytes, where: str) -> tuple[str, Fields]:
         fields = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise UserError(f"{where}: not UTF-8 text ({error.reason} at its byte {error.start + 1})") from error
+    except json.JSONDecodeError as error:
+        # The library's own text counts lines, of which there is one.
+        reason = f"{error.msg} at character {error.pos + 1}"
+        raise UserError(f"{where}: not a JSON object ({reason}); write one object per line") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not a JSON object ({error}); write one object per line") from error
     if not isinstance(fields, dict):

@@ -99,7 +99,7 @@ def read_own_rows(
     iterator = iter(rows)
     first = next(iterator, None)
     if first is None:
-        raise UserError(f"{source}: no row in it")
+        raise UserError(f"{source}: no row in it; give it one at least")
     where, fields = first
     prompt_key = columns.prompt_key or _usual(fields, PROMPTS, "data.prompt_key", where)
     if prompt_key is None:

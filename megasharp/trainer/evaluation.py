@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
+from megasharp.checkpoint.recorded import CONFIG_FILE
 from megasharp.checkpoint.run_folder import write_like_run
 from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import Say
@@ -168,6 +169,7 @@ def _checked_source(asked: Asked) -> Path | None:
                 "say what to evaluate: a run, a checkpoint or a Hugging Face folder; --endpoint URL; or --compare "
                 "A.json B.json"
             )
+        _refuse_unknown_run(asked.source)
         return given_model(str(asked.source))
     if asked.engines is not None:
         raise UserError("eval: --endpoint samples by itself; leave out --engines")
@@ -177,6 +179,12 @@ def _checked_source(asked: Asked) -> Path | None:
             + ("give the folder" if asked.source is None else "leave the folder out, or say that")
         )
     return None if asked.source is None else given_model(str(asked.source))
+
+
+def _refuse_unknown_run(source: Path) -> None:
+    """Raise UserError for what is not there in a folder of runs; elsewhere it may be an id of the hub."""
+    if not source.exists() and any(source.parent.glob(f"*/{CONFIG_FILE}")):
+        raise UserError(f"{source}: no run of this name in {source.parent}; see megasharp runs list")
 
 
 def _episodes(asked: Asked, sweep: Sequence[Sequence[PlannedGroup]], run: RunConfig | None) -> EpisodesConfig:

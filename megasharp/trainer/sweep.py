@@ -129,7 +129,7 @@ class Sweep:
         for cell in self._cells:
             if cell.row not in costs:
                 file = self._run_file(cell)
-                costs[cell.row] = cost_of(run_of(cell.tree, file), str(file), options)
+                costs[cell.row] = cost_of(run_of(cell.tree, file), f"{self._file}: {cell.row}", options)
         runs = Counter(cell.row for cell in self._cells)
         self._say(cost_text(self._config.name, [(row, runs[row], cost) for row, cost in costs.items()], options))
         return all(cost.plan.works for cost in costs.values())

@@ -37,6 +37,10 @@ def save(step):
     (root / "checkpoints").mkdir(exist_ok=True)
     (root / "checkpoints/latest").write_text(f"step_{step:06d}\\n")
 
+def evaluate(count):
+    (root / "evals").mkdir(exist_ok=True)
+    (root / f"evals/part_{count}.parquet").touch()
+
 def heard(count):
     with (logs / "heard").open("a") as file:
         file.write(f"{count}\\n")
@@ -142,6 +146,13 @@ def test_two_restarts_without_progress_are_the_last(tmp_path: Path) -> None:
     assert stand.run(9) == 1
     assert len(stand.attempts()) == 4
     assert stand.said[-1] == "rank 1 ended; given up: 2 restarts began at step_000006 and made no progress"
+
+
+def test_an_evaluation_that_goes_on_is_progress(tmp_path: Path) -> None:
+    begun = [f"save(3); {KILLED}", *(f"evaluate({part}); {KILLED}" for part in range(4))]
+    stand = Stand(tmp_path / "run", *begun, DONE)
+    assert stand.run(9) == 0
+    assert len(stand.attempts()) == 6
 
 
 def test_a_run_that_never_comes_to_a_checkpoint(tmp_path: Path) -> None:

@@ -67,6 +67,9 @@ def test_all_missing_keys_are_named_in_the_order_of_the_schema(run_file: Path) -
     run_file.write_text("steps: 3\n")
     with pytest.raises(UserError, match=r"name: this key is required, and so are model, data$"):
         load_run(run_file)
+    run_file.write_text("name: mine\nsteps: 3\nmodel: {path: base}\n")
+    with pytest.raises(UserError, match=r"data: this key is required; give data.path, data.set or data.mix$"):
+        load_run(run_file)
 
 
 def test_something_is_shipped() -> None:

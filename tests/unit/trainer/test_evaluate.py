@@ -201,6 +201,8 @@ def test_functions_are_looked_for_beside_the_folder_of_runs(tmp_path: Path, monk
     with pytest.raises(UserError, match="suite other: no"):
         evaluate_source(Asked(run, [], Settings()), lambda line: None, lambda line: None)
     assert str(tmp_path / "place") in sys.path
+    with pytest.raises(UserError, match=r"mine/rum: no run of this name in .*mine; see megasharp runs list$"):
+        evaluate_source(Asked(run.with_name("rum"), [], Settings()), lambda line: None, lambda line: None)
 
 
 def test_two_evaluations_do_not_write_into_one_folder(tmp_path: Path) -> None:

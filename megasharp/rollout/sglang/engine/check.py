@@ -26,8 +26,8 @@ _PLATFORMS = "sglang.srt.platforms"
 _KERNELS = "sglang-kernel"
 _NONE = "none"
 _HOW_TO_BUILD = {
-    "cpu": "`make fleet` builds a Python that has it",
-    "cuda": "`make gpu` builds a Python that has it",
+    "cpu": "`make fleet` in a clone builds a Python that has it",
+    "cuda": "`make gpu` in a clone builds a Python that has it",
 }
 
 

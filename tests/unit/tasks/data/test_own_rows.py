@@ -151,7 +151,7 @@ def test_keys_of_the_hub_are_refused_beside_a_file(key: str, tmp_path: Path) -> 
 @each_case(
     ("rows", "keys", "message"),
     [
-        ([], "", "rows.jsonl: no row in it"),
+        ([], "", "rows.jsonl: no row in it; give it one at least"),
         (
             ROWS,
             "prompt_key: questoin",
