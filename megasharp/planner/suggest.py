@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import product
 from typing import get_args
 
 from megasharp.common.errors import UserError
@@ -27,7 +27,7 @@ from megasharp.planner.memory import (
     with_engine,
 )
 from megasharp.planner.mixtures import faults_of_layout
-from megasharp.planner.records import Engines, Network, Plan, Request, range_text
+from megasharp.planner.records import Engines, Network, Plan, Request, StageMemory, range_text
 from megasharp.planner.seconds import (
     checkpoint,
     disk_bytes,
@@ -55,10 +55,9 @@ def make_plan(request: Request) -> Plan:
     rows = rows_of(request)
     found = stage_memory(request, rows)
     # Engines are sized by what the learners leave, then the stages by what the engines take.
-    colocated = request.engines is not None and request.engines.colocated
-    left = max(left_while_sampling(stage, request, split.offload) for stage in found) if colocated else 0
+    left = _left(request, found)
     engine = engine_memory(request, left)
-    if colocated and engine is not None:
+    if request.engines is not None and request.engines.colocated and engine is not None:
         found = [with_engine(stage, request, engine) for stage in found]
     bubble = bubble_share(split.pp, split.vpp, rows.micro_batches)
     host = host_bytes(found, request)
@@ -90,6 +89,13 @@ def make_plan(request: Request) -> Plan:
         transport=transport(request, rows),
         problems=find_problems(request, found, engine, rows, bubble, save, times),
     )
+
+
+def _left(request: Request, found: Sequence[StageMemory]) -> int:
+    """Return the bytes that learners leave on a GPU while co-located engines sample, at most."""
+    if request.engines is None or not request.engines.colocated:
+        return 0
+    return max(left_while_sampling(stage, request, request.split.offload) for stage in found)
 
 
 _SIZES = (1, 2, 4, 8)
@@ -209,14 +215,18 @@ def doubts(found: Sequence[Suggestion], own: Plan) -> Iterator[str]:
 
 def _fits(plan: Plan) -> bool:
     memory = plan.gpu_memory or 0
-    if any(stage.totals[TRAINING] + stage.by_routing > memory for stage in plan.stages):
+    return plan.works and plan.fullest <= (1 - _FREE) * memory and _learners_fit(plan.stages, memory)
+
+
+def _learners_fit(stages: Sequence[StageMemory], memory: int) -> bool:
+    if any(stage.totals[TRAINING] + stage.by_routing > memory for stage in stages):
         return False
-    return plan.works and plan.fullest <= (1 - _FREE) * memory and _learning(plan) <= (1 - _LEARNERS_FREE) * memory
+    return _learning(stages) <= (1 - _LEARNERS_FREE) * memory
 
 
-def _learning(plan: Plan) -> int:
+def _learning(stages: Sequence[StageMemory]) -> int:
     """Return the most bytes of a GPU while learners compute."""
-    return max(stage.totals.get(phase, 0) for stage in plan.stages for phase in (TRAINING, ANNOTATION))
+    return max(stage.totals.get(phase, 0) for stage in stages for phase in (TRAINING, ANNOTATION))
 
 
 def _alternatives(request: Request) -> tuple[Alternative, ...]:
@@ -224,38 +234,47 @@ def _alternatives(request: Request) -> tuple[Alternative, ...]:
     for recompute, head in product(get_args(Recompute), get_args(HeadForm)):
         split = _saving(request.split, request.split.recompute_modules, recompute, head)
         plan = make_plan(dataclasses.replace(request, split=split))
-        found.append(Alternative(recompute, head, _learning(plan), plan.step_seconds, plan.step_range, _fits(plan)))
+        found.append(
+            Alternative(recompute, head, _learning(plan.stages), plan.step_seconds, plan.step_range, _fits(plan))
+        )
     return tuple(found)
 
 
 def _plans(request: Request, share_out: bool) -> Iterator[tuple[Request, Plan]]:
-    engines, gpus = request.engines, request.machines.nodes * request.machines.gpus_per_node
+    machines, engines = request.machines, request.engines
+    gpus, memory = machines.nodes * machines.gpus_per_node, int(machines.gpu.memory) if machines.gpu else 0
     # GPUs of the policy and of the engines; co-located ones have the same.
     shares = [(gpus, gpus)]
     if engines is not None and not engines.colocated:
         quarters = [gpus * quarter // 4 for quarter in (1, 2, 3)]
         of_engines = quarters if share_out else [engines.count * engines.tp]
         shares = [(gpus - apart, apart) for apart in of_engines if 0 < apart < gpus]
-    pairs = (product(_splits(request, policy), _engines(request, apart)) for policy, apart in shares)
-    for split, engines in chain.from_iterable(pairs):
-        candidate = dataclasses.replace(request, split=split, engines=engines)
-        plan = make_plan(candidate)
-        if engines is not None and engines.colocated:
-            candidate, plan = _with_fitting_cache(candidate, plan)
-        if _fits(plan):
-            yield candidate, plan
+    for policy, apart in shares:
+        of_size = [*_engines(request, apart)]
+        for split in _splits(request, policy):
+            alone = dataclasses.replace(request, split=split)
+            found = stage_memory(alone, rows_of(alone))
+            # Engines beside them only take more.
+            if not _learners_fit(found, memory):
+                continue
+            for engines in of_size:
+                candidate = _with_fitting_cache(dataclasses.replace(alone, engines=engines), found)
+                plan = make_plan(candidate)
+                if _fits(plan):
+                    yield candidate, plan
 
 
-def _with_fitting_cache(request: Request, plan: Plan) -> tuple[Request, Plan]:
-    """Give the engines the largest cache that fits beside what the learners leave, and plan again."""
-    assert plan.engine is not None and request.engines is not None
-    room = (plan.engine.largest_fraction or 0.0) - _FREE
+def _with_fitting_cache(request: Request, found: Sequence[StageMemory]) -> Request:
+    """Give co-located engines the largest cache that fits beside what the learners leave."""
+    engine = engine_memory(request, _left(request, found))
+    if engine is None or request.engines is None or not request.engines.colocated:
+        return request
+    room = (engine.largest_fraction or 0.0) - _FREE
     fraction = round(int(room / _FRACTION) * _FRACTION, 2)
     if fraction <= 0.0:
-        return request, plan
+        return request
     engines = dataclasses.replace(request.engines, memory_fraction=min(fraction, 0.9))
-    candidate = dataclasses.replace(request, engines=engines)
-    return candidate, make_plan(candidate)
+    return dataclasses.replace(request, engines=engines)
 
 
 def _splits(request: Request, gpus: int) -> Iterator[PolicyConfig]:
