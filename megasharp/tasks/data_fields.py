@@ -11,6 +11,7 @@ from datetime import date, time
 from decimal import Decimal
 from math import isfinite
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from megasharp.common.errors import UserError, reason_at
@@ -163,13 +164,21 @@ def plain_columns(fields: Fields) -> dict[str, Any]:
     return {str(key): _plain(value) for key, value in fields.items() if _travels(value)}
 
 
+# Nearly all values of a row, told by one look: a data file has millions.
+_SCALARS = frozenset({str, int, float, bool, NoneType})
+
+
 def _travels(value: object) -> bool:
+    if type(value) in _SCALARS:
+        return True
     return isinstance(value, str | int | float | Mapping | list | tuple | date | time | Decimal | None)
 
 
 def _plain(value: object) -> object:
+    if type(value) in _SCALARS:
+        return value
     if isinstance(value, Mapping):
         return plain_columns(value)
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value if _travels(each)]
+        return [*value] if _SCALARS.issuperset(map(type, value)) else [_plain(each) for each in value if _travels(each)]
     return value if isinstance(value, str | int | float | None) else str(value)

@@ -5,6 +5,8 @@ A new task is a file beside this one and a row here.
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -136,15 +138,45 @@ TASKS: dict[str, Task] = {
 }
 
 
-# Tests of programs, which their answers hold too, are megabytes; the files of the others are no rows.
+# Tests of programs, which their answers hold too, are megabytes; the files of the others are no rows, and may name more
+# files.
 _WITHOUT_COLUMNS = ("code", "environment", "reasoning_gym", "tools")
 
 
 def load_items(task: str, path: Path) -> list[TaskItem]:
     """Load all problems of a task's data file, with the columns of their rows.
 
-    Raises UserError for a task not in the table, or a bad file.
+    A small file is read once: a run's checks, its plan and its training ask for the same one. Raises UserError for a
+    task not in the table, or a bad file.
     """
+    stamp = None if task in _WITHOUT_COLUMNS else _stamp(path)
+    return _load(task, path) if stamp is None else [*_remembered(task, path, stamp)]
+
+
+# Above it what is remembered would be felt in a process's memory.
+_REMEMBERED_BYTES = 4_000_000
+# Within it a file may be written again with the same time.
+_SETTLED_NS = 2_000_000_000
+
+
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    """Return what tells the file's content from another; None where it is large, or may still be changed unnoticed."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    settled = time.time_ns() - found.st_mtime_ns > _SETTLED_NS
+    if not settled or found.st_size > _REMEMBERED_BYTES or not path.is_file():
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+@functools.lru_cache(maxsize=4)
+def _remembered(task: str, path: Path, stamp: tuple[int, ...]) -> list[TaskItem]:
+    return _load(task, path)
+
+
+def _load(task: str, path: Path) -> list[TaskItem]:
     items = row_of(task).load(path)
     rows = [] if task in _WITHOUT_COLUMNS else read_objects(path, "")
     # One that leaves rows out has no columns.

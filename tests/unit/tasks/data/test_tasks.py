@@ -5,6 +5,7 @@ Files are in `files/`; each adapter's module cites where the schema comes from.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -179,3 +180,19 @@ def test_ids_are_those_of_the_file_or_its_lines_and_appear_once(tmp_path: Path) 
     path.write_text("\n")
     with pytest.raises(UserError, match="no problems in this data file; write lines with"):
         load_items("math", path)
+
+
+def test_a_small_file_is_read_once_until_it_changes(tmp_path: Path) -> None:
+    """But for the first seconds after it was written, when its time may stay the same."""
+    file = tmp_path / "dev.jsonl"
+    lines = SHIPPED.read_text().splitlines()[:2]
+    file.write_text(lines[0])
+    assert load_items("countdown", file)[0] is not load_items("countdown", file)[0]
+    os.utime(file, (1.0, 1.0))
+    first = load_items("countdown", file)
+    assert load_items("countdown", file)[0] is first[0]
+    first.clear()
+    assert len(load_items("countdown", file)) == 1
+    file.write_text(lines[1])
+    os.utime(file, (2.0, 2.0))
+    assert load_items("countdown", file)[0].id == "countdown-dev-00001"
