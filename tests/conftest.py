@@ -5,6 +5,7 @@ On a machine with a GPU the suite tests what runs on CPUs; only `pytest tests/gp
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -43,6 +44,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     others = [item for item in items if (mark := item.get_closest_marker("long")) is None or mark.args != (asked,)]
     config.hook.pytest_deselected(items=others)
     items[:] = [item for item in items if item not in set(others)]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Keep what is imported and collected, millions of objects, out of every later collection of garbage."""
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -8,6 +8,7 @@ Run as a program, this file is that process: a request a line on standard input,
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import select
@@ -117,9 +118,18 @@ def _become(arguments: list[str], folder: str, streams: list[str], environment: 
 
 
 def _main() -> None:
-    import megasharp.reporting.page.serve
-    import megasharp.trainer.evaluation
-    import megasharp.trainer.run  # noqa: F401
+    # The last ones are imported by a run's first checkpoint and picture.
+    for name in (
+        "megasharp.reporting.page.serve",
+        "megasharp.trainer.evaluation",
+        "megasharp.trainer.run",
+        "megasharp.learner.async_checkpoint",
+        "megatron.core.dist_checkpointing.strategies.torch",
+        "megasharp.reporting.curves",
+        "megasharp.reporting.passk",
+        "matplotlib.backends.backend_agg",
+    ):
+        importlib.import_module(name)
     from megasharp.cli.main import main
 
     request = _forked()

@@ -48,6 +48,7 @@ _IMPORTED_ONCE = (
     "transformers",
     "megasharp.learner.learner",
     "megasharp.learner.async_checkpoint",
+    "megatron.core.dist_checkpointing.strategies.torch",
 )
 _VARIABLES = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
 
