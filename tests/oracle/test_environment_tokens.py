@@ -12,6 +12,8 @@ from megasharp.algos import METHODS
 # Its draws count from the response's first token, whose tokens are others then; and lengths count all tokens.
 DRAWING = {name for name, method in METHODS.items() if method(method.Params()).needs().draw}
 POSITIONAL = DRAWING | {"soft_overlong", "dapo"}
+# Each response by itself, and many of them in one row and over ranks: test_invariance.py has the other cuts.
+HERE = {"whole": Cut(), **{title: CUTS[title] for title in ("one response at a time", "two data-parallel ranks")}}
 # Compares turns, of which a response has more then: test_turns.py.
 OTHERS = POSITIONAL | {"turn_returns"}
 
@@ -27,7 +29,7 @@ def test_methods_see_the_policys_tokens_alone(fixed: Case, name: str) -> None:
     longer, said = answered(fixed, seed=5)
     assert said.sum() > 20
     scale = np.abs(alone.gradient).max()
-    for title, cut in {"whole": Cut(), **CUTS}.items():
+    for title, cut in HERE.items():
         found = run(longer, with_estimator(name), cut=cut)
         assert found.loss == pytest.approx(alone.loss, rel=1e-10, abs=1e-12), title
         assert not found.gradient[said].any(), title

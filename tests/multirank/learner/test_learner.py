@@ -127,7 +127,7 @@ def too_large(rank: int, world: int, folder: str, layouts: list[str]) -> list[Sk
 
 
 def test_a_gradient_above_the_limit_is_left_out_on_all_ranks(tmp_path: Path) -> None:
-    for found in run_ranks(2, too_large, save_model(tmp_path, MODEL), ["dp2", "tp2", "pp2"]):
+    for found in run_ranks(2, too_large, save_model(tmp_path, MODEL, num_hidden_layers=2), ["dp2", "tp2", "pp2"]):
         assert len(found) == 3
         for each in found:
             assert (each.bad.skipped, each.bad.spikes) == (1, 1) and each.unchanged and each.moments_unchanged
@@ -142,7 +142,8 @@ def skipping(rank: int, world: int, fp32: str, bf16: str) -> tuple[list[Skipped]
 
 
 def test_non_finite_step_is_skipped_on_all_ranks(tmp_path: Path) -> None:
-    fp32, bf16 = save_model(tmp_path, MODEL), save_model(tmp_path / "bf16", MODEL, dtype="bfloat16")
+    fp32 = save_model(tmp_path, MODEL, num_hidden_layers=2)
+    bf16 = save_model(tmp_path / "bf16", MODEL, num_hidden_layers=2, dtype="bfloat16")
     by_rank = run_ranks(2, skipping, fp32, bf16)
     assert len(by_rank) == 2
     for advantages, poisoned in by_rank:

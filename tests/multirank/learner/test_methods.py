@@ -86,7 +86,8 @@ def steps(rank: int, world: int, folder: str, layout_name: str) -> list[StepStat
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save_model(tmp_path_factory.mktemp("models"), MODEL)
+    """Of two layers: methods see what comes out of the last one."""
+    return save_model(tmp_path_factory.mktemp("models"), MODEL, num_hidden_layers=2)
 
 
 @pytest.fixture(scope="module")

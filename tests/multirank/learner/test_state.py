@@ -93,9 +93,8 @@ RESUMES = (
     (EXPERTS_BF16, "ep2", "tp1"),
     (EXPERTS, "ep2", "ep2"),
 )
-# Of these a slice takes the rest: another number of ranks, bf16 and adapters each once.
-FEW = ((FP32, "tp1", "tp1"), (BF16, "tp1", "tp1"), (LORA, "tp1", "tp1"), (FP32, "tp1", "tp2"), (FP32, "tp2", "pp2"))
-FEW += ((EXPERTS, "ep2", "ep2"),)
+# Of these a slice takes the rest: bf16, adapters, another cut of the layers and experts on two ranks each once.
+FEW = ((BF16, "tp1", "tp1"), (LORA, "tp1", "tp1"), (FP32, "tp2", "pp2"), (EXPERTS, "ep2", "ep2"))
 Resume = tuple[Case, str, str]
 
 

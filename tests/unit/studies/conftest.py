@@ -27,7 +27,7 @@ train_cats = cats_experiments.train
 
 
 def briefly(setting: cats_experiments.Setting, seeds: Sequence[int]) -> cats_experiments.Trajectory:
-    return train_cats(replace(setting, steps=20), seeds)
+    return train_cats(replace(setting, steps=8), seeds)
 
 
 def no_samples(folder: Path, seed: int) -> None:
