@@ -40,8 +40,8 @@ COMPOSITIONS: dict[str, tuple[str, ...]] = {
     "dapo,forking_tokens": (),
     "w_reinforce": (),
 }
-# Of the papers' methods each is in one of these.
-FEW = ("dapo,iac,dlc", "grpo,ds,casp")
+# With a memory network, as no other run of `make test`.
+FEW = ("dapo,iac,dlc",)
 OF_RESPONSES = ("", "_tokens", "_length_mean", "_length_p90")
 # Figures that every run logs.
 ALWAYS = (
@@ -75,6 +75,7 @@ def documented() -> list[str]:
     return [re.sub(r"<\w+>|(?<=lambda_)1", "*", name) for name in names]
 
 
+@pytest.mark.long("runs")
 def test_two_runs_of_one_resolved_run_are_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first leaves nothing behind in it: no place in the data, above all."""
     monkeypatch.chdir(REPOSITORY)

@@ -56,6 +56,7 @@ def rows(folder: Path, *overrides: str) -> list[dict[str, float]]:
     return [{name: value for name, value in line.items() if not name.startswith(OTHERWISE)} for line in lines]
 
 
+@pytest.mark.long("runs")
 def test_a_task_is_an_environment_of_one_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same responses, rewards, losses, gradients, evaluations and probes to the last digit, by three methods."""
     monkeypatch.chdir(REPOSITORY)

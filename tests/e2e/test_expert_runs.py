@@ -27,6 +27,7 @@ def rows(folder: Path, *overrides: str) -> list[dict[str, float]]:
     return [line for line in lines if "policy/loss" in line]
 
 
+@pytest.mark.long("layouts")
 def test_experts_on_two_ranks_train_as_on_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Routing is replayed from what the engine recorded: nothing is moved, where both compute in float32."""
     monkeypatch.chdir(REPOSITORY)

@@ -60,6 +60,7 @@ def test_a_first_step_needs_few_imports(tmp_path: Path) -> None:
     assert [line for line in done.stdout.splitlines() if line.startswith("imported:")] == ["imported:"]
 
 
+@pytest.mark.long("runs")
 def test_a_dry_run_needs_fewer_still(tmp_path: Path) -> None:
     options = ["--dry-run", "--runs", str(tmp_path)]
     command = [sys.executable, "-X", "importtime", "-m", "megasharp.cli", "train", QUICKSTART, *options]

@@ -183,7 +183,7 @@ def test_a_stored_evaluation_is_not_measured_again(stored: Path, megasharp: Mega
     assert before == {name: value for name, value in after.items() if name in before}
 
 
-@holding("megatron", "2026_11_24")
+@holding("megatron")
 def test_a_stored_megatron_folder_is_its_source_and_begins_a_run(stored: Path, megasharp: Megasharp) -> None:
     said = megasharp("convert", "verify", "model", "megatron", "--tokens", "8")
     assert said.splitlines()[-1] == "equal"
@@ -197,7 +197,7 @@ def test_a_stored_megatron_folder_is_its_source_and_begins_a_run(stored: Path, m
     assert again["reward/mean"] == first["reward/mean"]
 
 
-@holding("adapter", "2026_11_24")
+@holding("adapter")
 def test_stored_adapters_are_exported_merged_and_trained_on(stored: Path, megasharp: Megasharp) -> None:
     checkpoint = "runs/lora/checkpoints/step_000002"
     megasharp("convert", "megatron-to-peft", checkpoint, "again")

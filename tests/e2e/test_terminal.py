@@ -56,6 +56,7 @@ def test_what_a_run_says(shown: Shown, tmp_path: Path) -> None:
     assert SHOWN in shown("report", str(tmp_path / "a"), "--out", str(tmp_path / f"{EVIL}.html"))
 
 
+@pytest.mark.long("runs")
 def test_what_is_said_of_stored_runs(shown: Shown, tmp_path: Path) -> None:
     """A configuration with its run's name, what an attempt ended by and where it ran, a folder's name."""
     stored = REPOSITORY / "tests" / "stored" / "2026_11_24" / "runs" / "old"

@@ -67,7 +67,8 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Path
     return pairs
 
 
-@pytest.mark.parametrize("world", LOADED_AT)
+# Four ranks cut both ways.
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.long("ranks")), 4])
 def test_loads_at_any_layout(converted: list[tuple[Path, Path]], world: int) -> None:
     compared = run_ranks(world, loaded_parameters, converted)
     assert min(compared) > 10 * len(converted)

@@ -185,6 +185,7 @@ def start_weights(folder: str) -> dict[str, Tensor]:
     return load_file(Path(folder, "model.safetensors"))
 
 
+@pytest.mark.long("layouts")
 def test_the_cases_really_train(references: dict[Case, Result], folders: dict[str, str]) -> None:
     """The clip is active with two mini-batches, the penalty is not zero, the steps move the weights."""
     for case, result in references.items():

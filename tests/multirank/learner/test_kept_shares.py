@@ -75,8 +75,8 @@ def on_rank(rank: int, world: int, folder: str, layout: str) -> tuple[Run, Run]:
 @pytest.mark.parametrize(
     ("world", "layout"),
     [
-        (4, "tp2dp2"),
-        pytest.param(4, "pp2cp2", marks=pytest.mark.long("layouts")),
+        (2, "dp2"),
+        *(pytest.param(4, layout, marks=pytest.mark.long("layouts")) for layout in ("tp2dp2", "pp2cp2")),
     ],
 )
 def test_a_step_on_kept_shares_is_the_same(world: int, layout: str, tmp_path_factory: pytest.TempPathFactory) -> None:

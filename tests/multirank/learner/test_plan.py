@@ -15,6 +15,7 @@ from waiting import HANG_S
 
 from megasharp.common.layout import ParallelLayout
 from megasharp.config.policy import LoraConfig
+from megasharp.convert.architecture import Architecture
 from megasharp.convert.hf_folder import read_config
 from megasharp.planner.formulas import layer_bytes_per_token
 from megasharp.planner.memory import stages
@@ -54,27 +55,52 @@ def counted(name: str, layout: ParallelLayout, lora: LoraConfig | None = None) -
     return [stage.parameters for stage in stages(Network(name, family, arch), layout, lora)]
 
 
-def test_tables_count_what_megatron_builds() -> None:
-    """To the last element on first, middle and last virtual stages, of every shipped model that can be cut so."""
+def can_be_cut() -> dict[str, Architecture]:
+    """Every shipped model whose layers fit into `CUT`."""
     every = sorted(folder.parent.name for folder in MODELS.glob("*/config.json"))
     archs = {name: read_config(MODELS / name)[2] for name in every}
-    names = [name for name, arch in archs.items() if arch.num_layers % 8 == 0 and arch.heads % 4 == 0]
+    return {name: arch for name, arch in archs.items() if arch.num_layers % 8 == 0 and arch.heads % 4 == 0}
+
+
+CUT = ParallelLayout(tp=4, pp=4, vpp=2)
+
+
+def test_tables_count_what_megatron_builds() -> None:
+    """To the last element on first, middle and last virtual stages, of each family's model of fewest layers."""
+    names: dict[str, str] = {}
+    for name, arch in sorted(can_be_cut().items(), key=lambda item: item[1].num_layers):
+        names.setdefault(arch.family, name)
+    assert {"qwen2", "qwen3", "llama", "olmo2", "qwen3_moe", "mixtral"} == names.keys()
+    assert built([*names.values()], CUT) == [counted(name, CUT) for name in names.values()]
+
+
+@pytest.mark.long("ranks")
+def test_tables_count_what_megatron_builds_of_every_shipped_model() -> None:
+    names = [*can_be_cut()]
     assert {"qwen2.5-32b", "qwen3-32b", "qwen3-14b"} <= set(names)
-    layout = ParallelLayout(tp=4, pp=4, vpp=2)
-    assert built(names, layout) == [counted(name, layout) for name in names]
+    assert built(names, CUT) == [counted(name, CUT) for name in names]
 
 
-# Experts over data-parallel ranks, over these and tensor-parallel ones, in virtual stages, and each in parts.
+# Experts over data-parallel and tensor-parallel ranks in virtual stages, and each in parts; then over data-parallel
+# ranks alone, and in parts beside context-parallel ones.
 SPREAD = [
-    ("qwen3-30b-a3b", ParallelLayout(dp=8, ep=8)),
     ("qwen3-30b-a3b", ParallelLayout(dp=4, tp=4, pp=4, vpp=2, ep=16)),
-    ("qwen3-235b-a22b", ParallelLayout(dp=4, tp=2, pp=2, cp=2, ep=8, etp=2)),
     ("mixtral-8x7b-v0.1", ParallelLayout(dp=2, tp=8, pp=2, ep=4, etp=4)),
+]
+SPREAD_OTHERWISE = [
+    ("qwen3-30b-a3b", ParallelLayout(dp=8, ep=8)),
+    ("qwen3-235b-a22b", ParallelLayout(dp=4, tp=2, pp=2, cp=2, ep=8, etp=2)),
 ]
 
 
 @each_case(("name", "layout"), SPREAD)
 def test_tables_count_the_experts_of_a_rank_as_megatron_builds_them(name: str, layout: ParallelLayout) -> None:
+    assert built([name], layout) == [counted(name, layout)]
+
+
+@pytest.mark.long("ranks")
+@each_case(("name", "layout"), SPREAD_OTHERWISE)
+def test_tables_count_experts_that_are_spread_otherwise(name: str, layout: ParallelLayout) -> None:
     assert built([name], layout) == [counted(name, layout)]
 
 

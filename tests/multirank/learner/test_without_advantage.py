@@ -22,8 +22,11 @@ from megasharp.learner.learner import RankLearner
 from megasharp.learner.without_advantage import split
 
 SILENT = ("group-1", "group-4")
-LAYOUT_NAMES = ("tp2", "cp2", "dp2")
 RECIPES = {"grpo": recipe(), "kl": recipe(("grpo", "kl")), "cross-entropy": cross_entropy_recipe()}
+# A layout and a recipe. A slice has the rest: another kind of ranks, and another loss of every row.
+FEW = (("cp2", "grpo"), ("dp2", "grpo"), ("tp2", "cross-entropy"))
+REST = (("tp2", "grpo"), ("tp2", "kl"))
+Cases = tuple[tuple[str, str], ...]
 
 
 def sequences() -> list[Sequence]:
@@ -108,8 +111,7 @@ def train(folder: str, layout: ParallelLayout, method: Recipe, *, all_rows: bool
         return Result(stats, all_weights(learner), rows)
 
 
-def both(rank: int, world: int, folder: str) -> dict[str, tuple[Result, Result]]:
-    cases = [(name, "grpo") for name in LAYOUT_NAMES] + [("tp2", "kl"), ("tp2", "cross-entropy")]
+def both(rank: int, world: int, folder: str, cases: Cases) -> dict[str, tuple[Result, Result]]:
     return {
         f"{layout} {name}": (
             train(folder, LAYOUTS[layout], RECIPES[name], all_rows=False),
@@ -119,9 +121,10 @@ def both(rank: int, world: int, folder: str) -> dict[str, tuple[Result, Result]]
     }
 
 
-def test_a_step_is_that_of_all_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cases", [FEW, pytest.param(REST, marks=pytest.mark.long("layouts"))], ids=["few", "rest"])
+def test_a_step_is_that_of_all_rows(tmp_path: Path, cases: Cases) -> None:
     """Losses that do not depend on the advantage train on all: by their hook, or by what their gradient turns out."""
-    found = run_ranks(2, both, save_model(tmp_path, "qwen3-tied"))
+    found = run_ranks(2, both, save_model(tmp_path, "qwen3-tied", num_hidden_layers=2), cases)
     for case in found[0]:
         pairs = [ranks[case] for ranks in found]
         few, all_ = (sum(pair[i].rows for pair in pairs) for i in (0, 1))

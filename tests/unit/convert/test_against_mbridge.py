@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from waiting import HANG_S
 
 TOOL = Path(__file__).resolve().parents[3] / "tools" / "compare_with_mbridge.py"
 
 
+@pytest.mark.long("ranks")
 def test_every_parameter_is_what_mbridge_makes_of_the_checkpoint() -> None:
     done = subprocess.run([sys.executable, str(TOOL)], capture_output=True, text=True, check=False, timeout=HANG_S)
     found = re.findall(r"^(\w+(?:, tied)?): (\d+) parameters and settings, (\d+) differ$", done.stdout, re.MULTILINE)

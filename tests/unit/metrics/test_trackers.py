@@ -219,6 +219,7 @@ def test_a_record_that_does_not_read_is_told_and_ends_nothing(root: Path) -> Non
     assert line.startswith("log.mlflow: exit code 1: ValidationError")
 
 
+@pytest.mark.long("runs")
 def test_a_new_run_of_the_same_name_is_another_one_there(root: Path) -> None:
     attempt(root, "mlflow", None, range(1, 2))
     first = (root / "trackers/mlflow.json").read_text()
@@ -249,6 +250,7 @@ def test_without_a_login_there_is_one_line_and_the_run_goes_on(root: Path, monke
     assert "api" in line.lower() and "the run goes on without it" in line
 
 
+@pytest.mark.long("runs")
 def test_what_a_server_that_was_down_has_missed_goes_with_the_next_attempt(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple, dataclass, field
 from itertools import chain, islice
 
 import pytest
@@ -60,33 +61,58 @@ def assert_same(one: Completion, other: Completion) -> None:
             torch.testing.assert_close(left, right, atol=1e-5, rtol=0)
 
 
+@dataclass(frozen=True)
+class Case:
+    """A policy, how it is sampled, with a memory network where `options` say so, and the rows of a cache's block."""
+
+    family: str
+    changes: Mapping[str, object] = field(default_factory=dict)
+    memory_window: int | None = None
+    options: Mapping[str, float] = field(default_factory=dict)
+    block: int = 3
+
+
 @each_case(
-    ("family", "changes", "memory_window", "options", "block"),
+    "case",
     [
-        ("qwen3", {}, None, {}, 32),
-        ("qwen3", {}, None, {}, 3),
-        ("qwen2", {"num_key_value_heads": 1}, None, {"temperature": 1.3, "top_p": 0.8, "top_k": 9, "record_top": 3}, 3),
-        ("mistral", {"sliding_window": 5}, None, {"temperature": 0.0}, 3),
-        ("ministral", {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}, None, {}, 3),
-        ("qwen3", {}, 7, {"memory_mu": 0.6, "temperature": 0.8}, 3),
-        ("llama", {}, None, {"memory_mu": 0.4}, 3),
-        ("olmo2", {}, None, {"memory_mu": 0.4}, 3),
+        Case("qwen3", block=32),
+        Case(
+            *("qwen2", {"num_key_value_heads": 1}),
+            options={"temperature": 1.3, "top_p": 0.8, "top_k": 9, "record_top": 3},
+        ),
+        Case("ministral", {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}),
+        Case("qwen3", {}, 7, {"memory_mu": 0.6, "temperature": 0.8}),
     ],
 )
 def test_a_completion_is_that_of_one_sample_at_a_time(
-    make_model: MakeModel,
-    monkeypatch: pytest.MonkeyPatch,
-    family: str,
-    changes: dict[str, object],
-    memory_window: int | None,
-    options: dict[str, float],
-    block: int,
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
     """In every column, with rows of one block and of many, refilled and dropped; the policy's is transformers' too."""
+    assert_as_one_at_a_time(make_model, monkeypatch, case)
+
+
+@pytest.mark.long("ranks")
+@each_case(
+    "case",
+    [
+        Case("qwen3"),
+        Case("mistral", {"sliding_window": 5}, options={"temperature": 0.0}),
+        Case("llama", options={"memory_mu": 0.4}),
+        Case("olmo2", options={"memory_mu": 0.4}),
+    ],
+)
+def test_a_completion_of_the_other_families_is_that_too(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, case: Case
+) -> None:
+    assert_as_one_at_a_time(make_model, monkeypatch, case)
+
+
+def assert_as_one_at_a_time(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    family, changes, memory_window, options, block = astuple(case)
     monkeypatch.setattr(module, "BLOCK", block)
     policy = make_model(family, seed=0, **LONGER, **changes)
     memory = make_model("qwen3", seed=1, **SMALLER) if "memory_mu" in options else None
-    sampling = SamplingParams(40, stop_token_ids=(2,), **options)  # type: ignore[arg-type]
+    sampling = SamplingParams(40, stop_token_ids=(2,), **options)
     requests = uneven_requests(seed=block, count=6)
     alone = engine_of(*policy, memory=memory, memory_window=memory_window, max_batch=1).generate(requests, sampling)
     for rows in (3, 16):

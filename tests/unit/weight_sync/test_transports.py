@@ -74,16 +74,27 @@ def test_in_place_keeps_the_cache(make: Make, sync: MakeSync) -> None:
     assert stand_ins.fleet.healthy()
 
 
-@each_case(
-    ("kind", "path", "deed"),
-    [
-        *product(["shared_memory"], ["/begin_weight_update", "load", "/flush_cache", "/continue_generation"], DEEDS),
-        *product(["disk"], ["load"], DEEDS),
-    ],
-)
+AROUND = ("/begin_weight_update", "/flush_cache", "/continue_generation")
+# Each deed at the load, and once in the calls around it.
+FAILURES = [*product(KINDS, ["load"], DEEDS), *(("shared_memory", *one) for one in zip(AROUND, DEEDS, strict=False))]
+
+
+@each_case(("kind", "path", "deed"), FAILURES)
 def test_an_engine_that_fails_anywhere_in_a_push_is_left_out(
     make: Make, sync: MakeSync, kind: str, path: str, deed: str
 ) -> None:
+    assert_left_out(make, sync, kind, path, deed)
+
+
+@pytest.mark.long("fleet-sync")
+@each_case(("kind", "path", "deed"), [one for one in product(["shared_memory"], AROUND, DEEDS) if one not in FAILURES])
+def test_an_engine_that_fails_otherwise_around_the_load_is_left_out_too(
+    make: Make, sync: MakeSync, kind: str, path: str, deed: str
+) -> None:
+    assert_left_out(make, sync, kind, path, deed)
+
+
+def assert_left_out(make: Make, sync: MakeSync, kind: str, path: str, deed: str) -> None:
     stand_ins = make(2)
     pushing = sync(stand_ins, kind)
     pushing.push(source(0))

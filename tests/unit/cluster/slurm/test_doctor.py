@@ -47,6 +47,7 @@ def test_every_line_names_the_node_and_the_verdict_who_is_at_fault(capsys: pytes
     assert capsys.readouterr().out.splitlines()[-1] == "node1  ok    verdict: no check failed, 1 warned"
 
 
+@pytest.mark.long("slurm")
 def test_this_machine_is_examined_with_an_all_reduce_of_two_ranks(tmp_path: Path) -> None:
     found = {finding.check: finding for finding in examine(Patient(run=tmp_path / "runs" / "a", checkpoint=1))}
     assert found["file system"].level == found["disk"].level == "ok"
@@ -67,13 +68,13 @@ def test_runs_below_a_file_are_found(tmp_path: Path) -> None:
     assert found["all-reduce"].text == "not tried, because of what failed above"
 
 
+FUSED = ("package", "module", "optimizers", "level", "adam")
+
+
 @each_case(
-    ("package", "module", "optimizers", "level", "adam"),
+    FUSED,
     [
         ("apex", "apex.optimizers", "FusedAdam = FusedSGD = None", "ok", "apex's fused one"),
-        ("apex", "apex.optimizers", "import amp_C_that_is_not_built", "FAIL", "torch's grouped operations"),
-        ("apex", "apex.optimizers", "FusedAdam = None", "FAIL", "torch's grouped operations"),
-        ("apex", "apex.optimizers", "import os; os._exit(7)", "FAIL", "torch's grouped operations"),
         (
             *("transformer-engine", "transformer_engine.pytorch.optimizers"),
             *("raise OSError('libcudart.so')", "FAIL", "torch's grouped operations"),
@@ -84,6 +85,27 @@ def test_fused_optimizers_are_imported_as_megatron_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, module: str, optimizers: str, level: str, adam: str
 ) -> None:
     """Stand-ins for NVIDIA's packages, well and broken."""
+    assert_imported(tmp_path, monkeypatch, package, module, optimizers, level, adam)
+
+
+@pytest.mark.long("slurm")
+@each_case(
+    FUSED,
+    [
+        ("apex", "apex.optimizers", "import amp_C_that_is_not_built", "FAIL", "torch's grouped operations"),
+        ("apex", "apex.optimizers", "FusedAdam = None", "FAIL", "torch's grouped operations"),
+        ("apex", "apex.optimizers", "import os; os._exit(7)", "FAIL", "torch's grouped operations"),
+    ],
+)
+def test_fused_optimizers_that_are_broken_otherwise_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, module: str, optimizers: str, level: str, adam: str
+) -> None:
+    assert_imported(tmp_path, monkeypatch, package, module, optimizers, level, adam)
+
+
+def assert_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, module: str, optimizers: str, level: str, adam: str
+) -> None:
     folder = tmp_path / "packages"
     file = folder / module.replace(".", "/") / "__init__.py"
     file.parent.mkdir(parents=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 from pathlib import Path
 import transformers
@@ -23,6 +25,7 @@ print("the same")
 """
 
 
+@pytest.mark.long("runs")
 def test_the_models_are_those_of_two_scans() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert done.stdout == "the same\n", done.stderr
