@@ -83,7 +83,8 @@ class Supervisor:
             if len(begun) == retries:
                 self._note(f"{failure}; {retries} restarts are all that were allowed, at {standing}")
                 return code
-            place = (standing, self._evaluated())
+            # An evaluation that was cut off goes on, which is progress too.
+            place = (standing, sum(1 for _ in (self._root / "evals").rglob("*.parquet")))
             if begun.count(place) >= _SAME_PLACE:
                 self._note(f"{failure}; given up: {_SAME_PLACE} restarts began at {standing} and made no progress")
                 return code
@@ -155,10 +156,6 @@ class Supervisor:
             return (self._root / "checkpoints" / "latest").read_text().strip() or _NO_CHECKPOINT
         except OSError:
             return _NO_CHECKPOINT
-
-    def _evaluated(self) -> int:
-        """Count the tables of samples: an evaluation that was cut off goes on, which is progress too."""
-        return sum(1 for _ in (self._root / "evals").rglob("*.parquet"))
 
     def _ended(self) -> int:
         """Return the exit code where a signal came and the attempt had failed, or none was running."""

@@ -169,7 +169,9 @@ def _checked_source(asked: Asked) -> Path | None:
                 "say what to evaluate: a run, a checkpoint or a Hugging Face folder; --endpoint URL; or --compare "
                 "A.json B.json"
             )
-        _refuse_unknown_run(asked.source)
+        # Beside runs it is meant as one, and else it may be an id of the hub.
+        if not asked.source.exists() and any(asked.source.parent.glob(f"*/{CONFIG_FILE}")):
+            raise UserError(f"{asked.source}: no run of this name in {asked.source.parent}; see megasharp runs list")
         return given_model(str(asked.source))
     if asked.engines is not None:
         raise UserError("eval: --endpoint samples by itself; leave out --engines")
@@ -179,12 +181,6 @@ def _checked_source(asked: Asked) -> Path | None:
             + ("give the folder" if asked.source is None else "leave the folder out, or say that")
         )
     return None if asked.source is None else given_model(str(asked.source))
-
-
-def _refuse_unknown_run(source: Path) -> None:
-    """Raise UserError for what is not there in a folder of runs; elsewhere it may be an id of the hub."""
-    if not source.exists() and any(source.parent.glob(f"*/{CONFIG_FILE}")):
-        raise UserError(f"{source}: no run of this name in {source.parent}; see megasharp runs list")
 
 
 def _episodes(asked: Asked, sweep: Sequence[Sequence[PlannedGroup]], run: RunConfig | None) -> EpisodesConfig:
