@@ -146,7 +146,9 @@ class Translation:
             RunConfig.model_validate(tree)
         except ValidationError as error:
             mistake = first_mistake(error, RunConfig, tree)
-            raise UserError(mistake.told(where, self._origin(".".join(map(str, mistake.place))))) from None
+            ours = ".".join(map(str, mistake.place))
+            theirs = [key for key in self._given if (row := self._row(key)) is not None and ours in row.ours]
+            raise UserError(mistake.told(where, f"made of {', '.join(theirs)}" if theirs else "")) from None
         for key in sorted(lacking):
             self.to_fill_in.setdefault(key, f"{where} does not say it")
         lines = [f"# {where}, of {self.trainer}, as a run of megasharp.", dump_tree(_tree(self.ours)).rstrip()]
@@ -158,11 +160,6 @@ class Translation:
         ):
             lines += ["", f"# {title}:", *(f"#   {key}: {text}" for key, text in found.items())] if found else []
         return "\n".join(lines)
-
-    def _origin(self, ours: str) -> str:
-        """Name the keys of theirs that a key of ours was made of. Example: "made of optim.lr"."""
-        theirs = (key for key in self._given if (row := self._row(key)) is not None and ours in row.ours)
-        return f"made of {names}" if (names := ", ".join(theirs)) else ""
 
     def _row(self, key: str) -> Row | None:
         """Return the row about a key: its own, one of all keys like it, or that of the table that it is in."""
