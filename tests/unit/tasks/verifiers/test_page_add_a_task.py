@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,16 @@ REPOSITORY = Path(__file__).parents[4]
 def test_the_pages_task_works_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = titled_blocks("add-a-task.md")
     task = import_block(monkeypatch, blocks, "megasharp/tasks/countdown_any.py")
-    monkeypatch.setitem(TASKS, "countdown_any", Task(task.load_items, task.verify, response=32))
+    row = re.search(r'"countdown_any": (Task\(.*\)),', blocks["megasharp/tasks/table.py"])
+    assert row is not None
+    monkeypatch.setitem(TASKS, "countdown_any", eval(row[1], {"Task": Task, "countdown_any": task}))
 
     suite, run = yaml.safe_load(blocks["any_dev.yaml"]), yaml.safe_load(blocks["any.yaml"])
     first = load_items(suite["task"], REPOSITORY / suite["path"])[0]
     assert (first.id, first.text) == ("countdown-dev-00000", "3 8 3 5=4:")
     assert make_verifiers()["countdown_any"]("8-3-3+5-3", first.answer).reward == 0.0
     assert make_verifiers()["countdown_any"]("8/(5-3)", first.answer).reward == 1.0
+    assert TASKS["countdown_any"].reading == TASKS["countdown"].reading, "a response that was cut off has no answer"
     config = validate(RunConfig, run, "any.yaml")
     assert config.data.task == suite["task"] and config.eval.suites == ["any_dev.yaml"]
 
