@@ -21,7 +21,7 @@ error.
 |---|---|
 | holds | shown here, by proof, exact computation, or measurement with its interval |
 | holds where ... | the same under the condition named; elsewhere not, or not clearly |
-| not shown here | measured, and the interval holds zero |
+| not shown here | measured, and the interval contains zero |
 | does not hold here | the contrary was shown here, or the paper's own figures contradict it |
 | needs GPUs | about the papers' own models; the run files are ready |
 | not testable | no statement that a run could contradict |
