@@ -140,6 +140,7 @@ def _series(name: str, label: str, run: RunHistory, place: int, results: Results
 
 
 MOST_COLUMNS = 60
+_LEAST_S = 0.05
 
 
 def stages(number: int, run: RunHistory) -> Stages | None:
@@ -151,7 +152,8 @@ def stages(number: int, run: RunHistory) -> Stages | None:
             totals[name] = totals.get(name, 0.0) + value
     if not totals or not run.training:
         return None
-    names = sorted(totals, key=lambda name: -totals[name])
+    # As the run's closing table: what took no time that shows has no colour.
+    names = sorted((name for name in totals if totals[name] >= _LEAST_S), key=lambda name: -totals[name])
     columns: Points = []
     for part in ranges(len(rows), MOST_COLUMNS):
         chosen = [rows[place] for place in part]

@@ -24,8 +24,8 @@ function rolloutSection(data, state, again) {
     data.runs.length > 1 ? el("label", {}, el("input", { type: "checkbox", checked: filter.pair, onchange: (event) => set("pair")(event.target.checked) }),
       "two runs side by side") : null,
     el("button", { onclick: () => { state.browser = browserState(filter.pair); again("rollouts"); } }, "clear filters"));
-  const legend = el("p", { class: "note" }, "Shading: how unlikely the policy held a token when it said it; probability 1 ",
-    el("span", { class: "legend-scale" }), " 0. Its number is in the token's hint.");
+  const legend = el("p", { class: "note" }, "Shading: how improbable a token was under the policy when it was sampled; probability 1 ",
+    el("span", { class: "legend-scale" }), " 0. Its number is in the token's tooltip.");
   const found = rows.filter((row) => passes(row, filter));
   box.append(controls, legend, filter.pair && data.runs.length > 1 ? sideBySide(data, state, found, again)
     : paged("rollouts", filter, found, again, "responses", (row) => card(data, row, false, filter.text)));

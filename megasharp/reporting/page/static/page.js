@@ -168,7 +168,7 @@ function time() {
   const beside = state.query ? [] : unpinned().filter(besideTime);
   return part("time", "Time, throughput, GPUs",
     el("div", { class: "wide" }, data.stages.map((one) => el("figure", { "data-figure": `stages ${data.runs[one.run].name}` },
-      el("figcaption", { style: { color: runColour(one.run) } }, data.runs[one.run].name, el("span", {}, " seconds of a step and of the evaluation and save after it, by stage")), stacked({ ...one, order, name: `stages of ${data.runs[one.run].name}` }),
+      el("figcaption", { style: { color: runColour(one.run) } }, data.runs[one.run].name, el("span", {}, " mean seconds of a step, and of the evaluation and save after it, by stage")), stacked({ ...one, order, name: `stages of ${data.runs[one.run].name}` }),
       el("p", { class: "note" }, one.names.map((name) => el("span", { class: "stage" }, el("span", { class: "swatch", style: { "--colour": stageColour(order.indexOf(name)) } }), name))),
       el("p", { class: "note" }, one.totals.map(([name, value]) => `${name} ${value}`).join(", "))))),
     grid(beside), data.telemetry ? el("p", { class: "note" }, data.telemetry) : null);

@@ -40,7 +40,7 @@ function judgementTable(suite) {
   const rows = suite.sets.flatMap((one) => one.judgements.map((judgement, at) => [one.name, judgement.name, judgement.samples.toLocaleString("en"),
     share(judgement.correct, judgement.samples), share(judgement.greedy_correct, judgement.greedy),
     at ? `${judgement.gained.toLocaleString("en")} to correct, ${judgement.lost.toLocaleString("en")} from correct` : ""]));
-  const heads = ["model", "judgement", "samples", "correct", "greedy correct", "changed since the first judgement"];
+  const heads = ["model", "judgement", "samples, greedy ones apart", "correct", "greedy correct", "changed since the first judgement"];
   return el("div", { class: "scroll" }, el("table", { class: "plain counts" }, el("tr", {}, heads.map((name) => el("th", {}, name))),
     rows.map((row) => el("tr", {}, row.map((value) => el("td", {}, value))))));
 }
