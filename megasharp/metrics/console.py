@@ -74,7 +74,7 @@ class RunSummary:
 
     `stage_seconds` adds up to the attempt's wall-clock seconds. `padding`, `imbalance`, `engine_gap`: means over its
     steps of `batch/padding`, `batch/imbalance` and `policy/engine_gap` (nats), None where no step was packed.
-    `largest_gap` is the largest of the steps' `policy/engine_gap`.
+    `largest_gap` is the largest of the steps' `policy/engine_gap`, `reward_errors` the mean of `reward/errors`.
     """
 
     steps: int
@@ -86,6 +86,7 @@ class RunSummary:
     imbalance: float | None = None
     engine_gap: float | None = None
     largest_gap: float | None = None
+    reward_errors: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -195,6 +196,8 @@ def print_summary(summary: RunSummary, console: Console | None = None) -> None:
     for name, share in (("packed rows that are padding", summary.padding), ("DP imbalance", summary.imbalance)):
         if share is not None:
             table.add_row(name, f"{share:.1%}", "")
+    if summary.reward_errors:
+        table.add_row("responses whose reward failed", f"{summary.reward_errors:.2%}", "")
     for name, gap in (("engine gap, nats", summary.engine_gap), ("engine gap, largest step", summary.largest_gap)):
         if gap is not None:
             table.add_row(name, f"{gap:.2g}", "")

@@ -84,6 +84,7 @@ def summarize_run(
             imbalance=totals.mean("batch/imbalance"),
             engine_gap=totals.mean(ENGINE_GAP),
             largest_gap=totals.largest_gap,
+            reward_errors=totals.mean("reward/errors"),
         )
     )
     if peak is not None:

@@ -41,7 +41,7 @@ class AttemptTotals:
     def add(self, row: Mapping[str, float]) -> None:
         """Count a step's row; as in metrics.jsonl, what is not finite is no value."""
         self.tokens += row.get("rollout/tokens", 0.0)
-        for name in ("batch/padding", "batch/imbalance", ENGINE_GAP):
+        for name in ("batch/padding", "batch/imbalance", "reward/errors", ENGINE_GAP):
             value = row.get(name)
             if value is not None and math.isfinite(value):
                 total, count = self._sums.get(name, (0.0, 0))

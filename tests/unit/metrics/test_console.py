@@ -75,6 +75,7 @@ def test_closing_tables():
         imbalance=0.0,
         engine_gap=0.00123,
         largest_gap=0.25,
+        reward_errors=0.0004,
     )
     print_summary(summary, out)
     rows = [[cell.strip() for cell in line.strip("│┃").split("│")] for line in printed(out).splitlines()]
@@ -88,6 +89,7 @@ def test_closing_tables():
     assert ["peak memory, MiB", "1,536", ""] in rows
     assert ["packed rows that are padding", "1.2%", ""] in rows
     assert ["DP imbalance", "0.0%", ""] in rows
+    assert ["responses whose reward failed", "0.04%", ""] in rows
     assert ["engine gap, nats", "0.0012", ""] in rows
     assert ["engine gap, largest step", "0.25", ""] in rows
     assert "150 steps in 1:40" in printed(out)
@@ -116,4 +118,5 @@ def test_what_the_memory_network_does_stands_beside_it():
 def test_a_run_of_nothing_still_has_a_table():
     out = console(terminal=False)
     print_summary(RunSummary(0, [], {}, 0.0, 0), out)
-    assert "0 steps" in printed(out) and "padding" not in printed(out) and "gap" not in printed(out)
+    assert "0 steps" in printed(out)
+    assert not any(word in printed(out) for word in ("padding", "gap", "reward"))
