@@ -29,8 +29,8 @@ Path = tuple[int | str, ...]
 _SHOWN = 60
 # Mistakes whose text is our own: those of validators.
 _OURS = ("value_error", "assertion_error")
-# Keys to give of a whole table that is missing.
-_EXAMPLES = {"data": "data.path, data.set or data.mix"}
+# Keys to give where a whole table is missing.
+_NEEDED: dict[Path, str] = {("data",): "data.path, data.set or data.mix"}
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -65,7 +65,7 @@ def first_mistake(error: ValidationError, schema: type[Section], tree: Tree) -> 
     ends = {path for path in paths if not any(len(p) > len(path) and p[: len(path)] == path for p in paths)}
     place = path_of(tree, first)
     place = place[:-1] if first["type"] == "invalid_key" else place
-    # Missing keys are reported together, so that a new file is not mended key by key.
+    # All missing keys are reported together, so that a new file is not fixed one key at a time.
     missing = [path for path, each in zip(paths, mistakes, strict=True) if each["type"] == first["type"] == "missing"]
     also = [".".join(map(str, path)) for path in dict.fromkeys(missing) if path in ends and path != place]
     told = f", and so {'are' if len(also) > 1 else 'is'} {', '.join(also)}" if also else ""
@@ -97,9 +97,8 @@ def _reason(mistake: ErrorDetails, place: Path, schema: type[Section]) -> str:
         method = ", and no method has this name" if place[:-1] == ("recipe",) else ""
         return f"unknown key{other_name(key, value, keys) or method + _nearest(schema, mistake['loc'])}"
     if kind == "missing":
-        return "this key is required" + (
-            f"; give {_EXAMPLES[place[0]]}" if len(place) == 1 and place[0] in _EXAMPLES else ""
-        )
+        needed = _NEEDED.get(place)
+        return "this key is required" + (f"; give {needed}" if needed else "")
     if kind in _OURS:
         said = mistake["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
         # Of a whole table the message says what is wrong in it.

@@ -110,7 +110,7 @@ def test_a_sweep_writes_one_result_a_temperature_and_a_group_its_table(tmp_path:
     own = tmp_path / "own.yaml"
     own.write_text("source: none\nsettings: {n: 4, max_tokens: 4}\nours: [top_p]\nsuites: [countdown_dev]\n")
     _, noted = in_process(tmp_path, own, temperatures=[0.5, 1.0])
-    # A slow machine is told how far it is, too.
+    # On a slow machine lines of progress are printed as well.
     ours, *kept = (line for line in noted if " of 640 samples (" not in line)
     assert ours == "own: the paper does not say top_p; the values are ours"
     assert len(kept) == 2 and all("texts of 640 samples are kept, at most about 68 kB" in line for line in kept)
