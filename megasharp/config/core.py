@@ -190,17 +190,26 @@ SectionT = TypeVar("SectionT", bound=Section)
 
 
 def validate(
-    schema: type[SectionT], tree: Tree, where: str, file: Path | None = None, overrides: Sequence[str] = ()
+    schema: type[SectionT],
+    tree: Tree,
+    where: str,
+    file: Path | None = None,
+    overrides: Sequence[str] = (),
+    made_of: Callable[[str], str] = lambda key: "",
 ) -> SectionT:
     """Build `schema` from `tree`, which was read from `file` and overridden.
 
-    Raises UserError: one line, first mistake, `where: dotted.key: reason (line 4)`; without a `file` no line is named.
+    Raises UserError: one line, first mistake, `where: dotted.key: reason (line 4)`. Without a `file` the words of
+    `made_of` about the dotted key stand there, if it has any.
     """
     try:
         return schema.model_validate(tree)
     except ValidationError as error:
         mistake = first_mistake(error, schema, tree)
-        written = origin(mistake.place, file, overrides, find) if file is not None else ""
+        if file is not None:
+            written = origin(mistake.place, file, overrides, find)
+        else:
+            written = made_of(".".join(map(str, mistake.place)))
         raise UserError(mistake.told(where, written)) from None
 
 

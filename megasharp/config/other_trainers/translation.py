@@ -11,11 +11,8 @@ from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from megasharp.common.errors import UserError
-from megasharp.config.core import Tree, dump_tree, merge, nested
-from megasharp.config.mistakes import first_mistake
+from megasharp.config.core import Tree, dump_tree, merge, nested, validate
 from megasharp.config.other_trainers.configurations import Written
 from megasharp.config.run_config import RunConfig
 from megasharp.config.schema_keys import described_keys
@@ -141,14 +138,13 @@ class Translation:
                 self.needless.setdefault(key, "see what is to fill in" if asked else "off, by itself or by other keys")
         self.ours.setdefault("name", run_name(Path(where).stem))
         lacking = _TO_FILL_IN.keys() - self.ours.keys() - ({"data.path"} if "data.mix" in self.ours else set())
-        tree = _tree(self.ours | {key: _TO_FILL_IN[key] for key in lacking})
-        try:
-            RunConfig.model_validate(tree)
-        except ValidationError as error:
-            mistake = first_mistake(error, RunConfig, tree)
-            ours = ".".join(map(str, mistake.place))
+
+        def made_of(ours: str) -> str:
             theirs = [key for key in self._given if (row := self._row(key)) is not None and ours in row.ours]
-            raise UserError(mistake.told(where, f"made of {', '.join(theirs)}" if theirs else "")) from None
+            return f"made of {', '.join(theirs)}" if theirs else ""
+
+        tree = _tree(self.ours | {key: _TO_FILL_IN[key] for key in lacking})
+        validate(RunConfig, tree, where, made_of=made_of)
         for key in sorted(lacking):
             self.to_fill_in.setdefault(key, f"{where} does not say it")
         lines = [f"# {where}, of {self.trainer}, as a run of megasharp.", dump_tree(_tree(self.ours)).rstrip()]
