@@ -74,7 +74,7 @@ class Sweep:
             self._run(at_once, dry_run=dry_run)
 
     def _run(self, at_once: int, *, dry_run: bool) -> None:
-        self._prepare(weights=not dry_run)
+        self._prepare(dry_run)
         state = {cell.name: self._state(cell) for cell in self._cells}
         if dry_run:
             for name, what in state.items():
@@ -102,7 +102,7 @@ class Sweep:
     def _submit(self, dry_run: bool) -> None:
         profile, options = self._options()
         with read_as_a_job(options.environment, options.mount):
-            self._prepare(weights=not dry_run)
+            self._prepare(dry_run)
             to_do = {number: cell for number, cell in enumerate(self._cells) if self._state(cell) == _TO_DO}
             jobs = {number: self._job(cell, profile, options) for number, cell in to_do.items()}
         for line in {line: None for cell in to_do.values() for line in assumed(options, self._resumed(cell))}:
@@ -148,10 +148,11 @@ class Sweep:
         for path in paths:
             self._say(f"wrote {path}")
 
-    def _prepare(self, weights: bool) -> None:
+    def _prepare(self, dry_run: bool) -> None:
         """Check every run, then write their files: jobs that wait in a queue read the files that are there.
 
-        With `weights`, what the runs read of the hub is in its cache then: compute nodes never reach for a network.
+        Unless it is a dry run, what the runs read of the hub is in its cache then: compute nodes never reach for a
+        network.
         """
         rows: dict[str, RunConfig] = {}
         checked = set()
@@ -163,7 +164,7 @@ class Sweep:
                 # Runs that differ in their seeds alone read the same, where both have begun or neither has.
                 if (read := (cell.row, begun, *commits.items())) not in checked:
                     checked.add(read)
-                    rows[cell.row] = check(config, str(file), begun, commits, weights).config
+                    rows[cell.row] = check(config, str(file), begun, commits, weights=not dry_run).config
             except UserError as error:
                 raise UserError(f"{self._file}: {cell.name}: {error}") from None
             results, evals = self._config.results, rows[cell.row].eval
@@ -174,6 +175,8 @@ class Sweep:
             if missing := sorted({*results.k} - {*evals.k}):
                 raise UserError(f"{self._file}: results.k: {missing} is not in eval.k ({evals.k}); add it there")
             self._check_same(cell)
+        if dry_run:
+            return
         # A sweep's logs hold what its runs print.
         write_for(rows[self._cells[0].row].log.readable_by, self._folder)
         for cell in self._cells:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -20,6 +21,9 @@ SUBMITTED = Path("logs", "submitted.jsonl")
 # Of a run that was submitted often, only the last jobs can still be queued.
 _LAST = 5
 _LIMIT_S = 5.0
+# A line that `job.sbatch` itself writes; others come from Slurm and srun.
+_OWN_LINE = re.compile(r"^\S+ job \d+, restart \d+: (.*)$", re.MULTILINE)
+_LOG_END_BYTES = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +121,21 @@ def _standing(jobs: Sequence[Submitted], began: float, queued: Mapping[str, Stan
             over = began > (each.time if found.started is None else found.started)
             return f"{'saving or ending' if over else 'starting'} (job {each.job}, {found.state})"
     if began > last.time:
-        return ""
+        return _given_up(last)
     if queued is None:
         return f"submitted as job {last.job}"
     if Path(last.log).is_file():
         return f"job {last.job} ended before the run began: see {last.log}"
     return f"job {last.job} left the queue before it began, as after scancel: submit again"
+
+
+def _given_up(job: Submitted) -> str:
+    """Say why a job does not queue itself again, as the last of its own lines in its log has it; empty elsewhere."""
+    try:
+        with Path(job.log).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_END_BYTES))
+            end = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    own = _OWN_LINE.findall(end)
+    return f"job {job.job} {own[-1]}" if own and own[-1].startswith("gave up: ") else ""

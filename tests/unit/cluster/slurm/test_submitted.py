@@ -88,7 +88,15 @@ def test_a_job_that_began_is_the_attempts_to_tell_and_without_slurm_its_number_i
     folder = submitted(tmp_path / "runs", "a", "7")
     squeue.write_text("")
     assert "job 7 left the queue" in standings({folder: 0.0})[folder]
-    assert standings({folder: time.time() + 1}) == {}
+    began = {folder: time.time() + 1}
+    assert standings(began) == {}
+    log, own = folder / "logs" / "slurm_7.log", "2026-11-29T07:20:21+00:00 job 7, restart 2: "
+    log.write_text("x" * 20000 + f"\n{own}gave up: no progress; submit again\nsrun: error\n")
+    assert standings(began) == {folder: "job 7 gave up: no progress; submit again"}
+    # Somebody has queued it again by hand.
+    log.write_text(f"{own}gave up: no progress\n{own}begins at step 20\n")
+    assert standings(began) == {}
+    log.unlink()
     assert standings({folder: 0.0}, lambda jobs: None) == {folder: "submitted as job 7"}
     with (folder / SUBMITTED).open("a") as file:
         file.write("torn {\n" + json.dumps({"job": "8"}) + "\n")
