@@ -24,6 +24,8 @@ _COMMON = (
     "guard.stage_timeout_s=80",
     "guard.long_stages={start: 300, rollout: 120, eval: 300, checkpoint: 120}",
     "log.wandb=soak",
+    # Beyond 1,000 steps tables would go by which prompts are counted at the end.
+    "log.rollouts.keep_last=null",
     "reward.workers=1",
 )
 FLEET_OPTIONS = (
