@@ -1,6 +1,6 @@
 """False bold type, and power, of rules for differences between methods of several runs: which one `--compare` takes.
 
-    python tools/simulate_intervals.py                     # 2,000 tables a setting: about three minutes on one core
+    python tools/simulate_intervals.py                     # 2,000 tables a setting: about four minutes on one core
     python tools/simulate_intervals.py --tables 40000      # more digits
 
 Tables are simulated under the null: no method differs from another in its mean over runs and problems. A table has
