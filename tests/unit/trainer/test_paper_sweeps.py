@@ -18,21 +18,11 @@ EACH = [(name, gpu) for name in (*STAND_INS, *ABLATIONS) for gpu in ("h200", "h1
 RATES = ("grpo_half_lr", "grpo_double_lr")
 
 
-@each_case("name", [*STAND_INS, *ABLATIONS])
-def test_every_case_may_start_on_a_node(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the paper's lengths, on as many positions as its model has; they fit either GPU by plan, as told below."""
-    assert_may_start(name, "h200", tmp_path, monkeypatch)
-
-
 @pytest.mark.long("runs")
+@each_case("gpu", ["h200", "h100"])
 @each_case("name", [*STAND_INS, *ABLATIONS])
-def test_every_case_may_start_on_a_node_of_the_smaller_gpu(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert_may_start(name, "h100", tmp_path, monkeypatch)
-
-
-def assert_may_start(name: str, gpu: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_case_may_start_on_a_node(name: str, gpu: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the paper's lengths, on as many positions as its model has; they fit either GPU by plan, as told below."""
     # The engines' Python is on the nodes.
     monkeypatch.setattr(resolved_run, "check_engines", lambda settings, where: None)
     overrides = [*prepare(name, tmp_path), "seeds=[1]", f"run=cluster/8x{gpu}.yaml", f"slurm.gpu={gpu}"]

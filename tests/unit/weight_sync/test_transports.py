@@ -173,16 +173,22 @@ def test_killed_in_the_middle_of_a_push(make: Make, sync: MakeSync, kind: str) -
     assert stand_ins.command(1)["loaded"] == sums(weights(1))
 
 
-@each_case(
-    ("kind", "path"),
-    [
-        *product(["shared_memory"], ["/pause_generation", "/begin_weight_update", "load", "/end_weight_update"]),
-        *product(["shared_memory"], ["/weights_checker", "/flush_cache", "/continue_generation"]),
-        ("disk", "load"),
-    ],
-)
+@each_case(("kind", "path"), [("shared_memory", "load"), ("shared_memory", "/continue_generation"), ("disk", "load")])
 def test_an_engine_that_hangs_in_a_push(make: Make, sync: MakeSync, limited: Limited, kind: str, path: str) -> None:
-    """Whichever call it does not answer: after the user's limit it is given up."""
+    """After the user's limit it is given up."""
+    assert_given_up(make, sync, limited, kind, path)
+
+
+@pytest.mark.long("fleet-sync")
+@each_case(
+    "path",
+    ["/pause_generation", "/begin_weight_update", "/end_weight_update", "/weights_checker", "/flush_cache"],
+)
+def test_an_engine_that_hangs_in_a_push_elsewhere(make: Make, sync: MakeSync, limited: Limited, path: str) -> None:
+    assert_given_up(make, sync, limited, "shared_memory", path)
+
+
+def assert_given_up(make: Make, sync: MakeSync, limited: Limited, kind: str, path: str) -> None:
     stand_ins = make(2)
     path = LOADS[kind] if path == "load" else path
     stand_ins.command(0, {path: "hang"})
