@@ -122,6 +122,7 @@ def on_ranks(
         return annotated, learner.step(annotated, recipe())
 
 
+@pytest.mark.costly("log-probs, loss and gradients of two mixtures against transformers, on two ranks")
 @pytest.mark.parametrize(
     ("layout", "changes"),
     [CASES[2], *(pytest.param(*CASES[n], marks=pytest.mark.long("layouts")) for n in (0, 1, 3, 4, 5))],
