@@ -149,10 +149,9 @@ class Sweep:
             self._say(f"wrote {path}")
 
     def _prepare(self, dry_run: bool) -> None:
-        """Check every run, then write their files: jobs that wait in a queue read the files that are there.
+        """Check every run and, unless it is a dry run, write their files, which jobs that wait in a queue read.
 
-        Unless it is a dry run, what the runs read of the hub is in its cache then: compute nodes never reach for a
-        network.
+        What the runs read of the hub is in its cache then: compute nodes never reach for a network.
         """
         rows: dict[str, RunConfig] = {}
         checked = set()
