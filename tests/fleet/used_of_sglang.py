@@ -38,6 +38,7 @@ REPLACED = {
         "_launch_scheduler_processes": "server_args port_args run_scheduler_process_func placement_group",
         "_launch_detokenizer_subprocesses": "server_args port_args run_detokenizer_process_func",
     },
+    "http_server": {"_freeze_gc_after_server_warmup": "server_args"},
     "TokenizerManager": {
         "get_internal_state": "",
         "_send_one_request": "tokenized_obj",

@@ -16,7 +16,8 @@ What each is used for:
 - weights: `WeightUpdater` and `SchedulerWeightUpdaterManager` receive updates, `WeightChecker` answers checksums; the
   parallel layers say how a parameter is cut over ranks.
 - limits: `Scheduler` is asked at each step for the `AbortReq` of requests that have had their time.
-- launch: `ServerArgs`, `launch_server` and the two processes' functions. `server.py` comes before this file.
+- launch: `ServerArgs`, `launch_server` and the two processes' functions; `Engine` starts them, and `http_server` has
+  their objects frozen. `server.py` comes before this file.
 - requests: `TokenizerManager` is the server's side of the scheduler; health checks are requests whose names start with
   `HEALTH_CHECK_RID_PREFIX`; a `HTTPException` is answered with its status.
 - shared memory: `load_snapshot` and `stale_shm_cleanup` name what an engine's processes share.
@@ -29,6 +30,7 @@ from fastapi import HTTPException
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 from sglang.srt.distributed import tensor_model_parallel_all_gather
+from sglang.srt.entrypoints import http_server
 from sglang.srt.entrypoints.engine import Engine
 from sglang.srt.entrypoints.http_server import launch_server
 from sglang.srt.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
@@ -120,6 +122,7 @@ __all__ = [
     "get_schedule",
     "get_serving",
     "get_token_to_kv_pool",
+    "http_server",
     "launch_server",
     "load_snapshot",
     "overall_checksum",
