@@ -198,9 +198,8 @@ def _look(folder: Path, run: SoakRun, result: Round, logs: Path, samples: list[t
     result.attempts, result.goodput = len(found.attempts), goodput(found).useful / (60 * result.minutes)
     result.findings += checks.steps_once(run.root, result.steps)
     calm = folder / f"calm-{result.kind}-{result.steps}.json"
-    if result.kind == "fleet":
-        result.findings += checks.prompts_once(run.root)
-    elif not result.calm:
+    result.findings += checks.prompts_once(run.root)
+    if result.kind == "slurm" and not result.calm:
         result.findings += checks.same_history(run.root, json.loads(calm.read_text()))
     copy = folder / "disk" / "copies" / run.root.name
     result.findings += checks.of_copy(copy, run, logs / "copy.log", resume=result.kind == "slurm")

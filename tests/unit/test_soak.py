@@ -22,7 +22,9 @@ from tests.soak.faults import deck, shift_clock
 STEPS = 3
 
 
-def write_run(root: Path, prompts: list[str], steps: list[int], waiting: list[int], position: int) -> None:
+def write_run(
+    root: Path, prompts: list[str], steps: list[int], waiting: list[int], position: int, epoch: int = 0
+) -> None:
     """Write as much of a run folder as the checks read: a group a step."""
     (root / "rollouts").mkdir(parents=True)
     for step, prompt in zip(steps, prompts, strict=True):
@@ -33,8 +35,9 @@ def write_run(root: Path, prompts: list[str], steps: list[int], waiting: list[in
     )
     folder = root / f"checkpoints/step_{STEPS:06d}"
     folder.mkdir(parents=True)
-    pending = [{"position": place} for place in waiting]
-    manifest = {"files": {"a.distcp": {"sha256": str(position)}}, "pending": pending, "cursor": {"position": position}}
+    pending = [{"epoch": 0, "position": place} for place in waiting]
+    cursor = {"epoch": epoch, "position": position}
+    manifest = {"files": {"a.distcp": {"sha256": str(position)}}, "pending": pending, "cursor": cursor}
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -65,6 +68,20 @@ def test_a_prompt_that_is_lost_or_trained_on_twice_is_found(tmp_path: Path, monk
     assert "out of order at [3, 3]" in checks.steps_once(tmp_path / "again", STEPS)[0]
 
 
+def test_prompts_of_an_earlier_epoch_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "complete_steps", lambda folder: [STEPS])
+    monkeypatch.setattr(checks, "REPOSITORY", tmp_path)
+    data = tmp_path / "examples/quickstart/data/train.jsonl"
+    data.parent.mkdir(parents=True)
+    data.write_text('{"id": "a"}\n{"id": "b"}\n')
+    second = ["a", "b"]
+    random.Random("prompts-1-1").shuffle(second)
+    for name, prompts in (("whole", ["b", "a", second[0]]), ("lost", ["b", "b", second[0]])):
+        write_run(tmp_path / name, prompts, [1, 2, 3], waiting=[], position=1, epoch=1)
+    assert checks.prompts_once(tmp_path / "whole") == []
+    assert "1 prompts lost, 1 too often" in checks.prompts_once(tmp_path / "lost")[0]
+
+
 def test_a_group_that_misses_a_response_or_has_one_twice_is_found(run: Path) -> None:
     table = pq.read_table(run / "rollouts/step_000001.parquet")
     pq.write_table(table.slice(1), run / "rollouts/step_000001.parquet")
@@ -92,7 +109,7 @@ def test_a_history_that_differs_in_a_value_a_prompt_or_a_weight_is_found(run: Pa
 
 
 def test_files_that_are_more_than_planned_are_named() -> None:
-    sizes = {"metrics": (1.0, 1.6), "rollouts": (10.0, 12.0), "checkpoints": (10.0, 16.0)}
+    sizes = {"metrics": (0.9, 1.3), "rollouts": (10.0, 12.0), "checkpoints": (10.0, 16.0)}
     assert checks.larger_than_planned(sizes) == ["checkpoints: plan says 10.0 MB, 16.0 MB are there"]
 
 
