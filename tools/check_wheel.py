@@ -1,6 +1,6 @@
 """Check a built wheel: install it where there is no repository, and use it in an empty folder.
 
-    python tools/check_wheel.py dist/megasharp-0.1.0-py3-none-any.whl
+    python tools/check_wheel.py dist/megasharp-0.2.0-py3-none-any.whl
 
 `make wheel` builds the wheel and runs this program. Dependencies are those of the Python that runs it.
 """
