@@ -103,7 +103,7 @@ def _runs(numbers: list[int]) -> str:
 
 
 def prompts_once(root: Path) -> list[str]:
-    """Prompts trained on and those that wait in the last checkpoint are the stream's first ones, each once an epoch."""
+    """Prompts trained on and those waiting in the last checkpoint are the stream's first, each as often as there."""
     manifest = newest_manifest(root)
     epoch, position = manifest["cursor"]["epoch"], manifest["cursor"]["position"]
     names = [json.loads(line)["id"] for line in (REPOSITORY / "examples/quickstart/data/train.jsonl").open()]

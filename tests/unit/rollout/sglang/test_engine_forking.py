@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from megasharp.rollout.sglang import engine
+
 
 @pytest.fixture
 def standin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
@@ -21,12 +23,14 @@ def standin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         _launch_detokenizer_subprocesses = _launch_scheduler_processes
 
     sglang = types.SimpleNamespace(Engine=Engine, http_server=types.SimpleNamespace())
-    name = "megasharp.rollout.sglang.engine"
-    monkeypatch.setitem(sys.modules, f"{name}.sglang_internals", sglang)  # type: ignore[arg-type]
-    monkeypatch.delitem(sys.modules, f"{name}.forking", raising=False)
+    monkeypatch.setitem(sys.modules, f"{engine.__name__}.sglang_internals", sglang)  # type: ignore[arg-type]
+    monkeypatch.setattr(engine, "sglang_internals", sglang, raising=False)
+    monkeypatch.delitem(sys.modules, f"{engine.__name__}.forking", raising=False)
+    monkeypatch.delattr(engine, "forking", raising=False)
     yield sglang
     gc.unfreeze()
-    sys.modules.pop(f"{name}.forking", None)
+    # It holds the stand-in: the next import finds SGLang's own parts.
+    del sys.modules[f"{engine.__name__}.forking"], engine.forking  # type: ignore[attr-defined]
 
 
 def test_a_process_is_forked_with_what_is_there_frozen(standin: Any) -> None:
